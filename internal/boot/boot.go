@@ -28,6 +28,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/daemon"
 	"github.com/sandboxd/sandboxd/internal/dirs"
+	guesthost "github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
@@ -199,6 +200,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 			return optionErrorf("--pool %s=%d,%s: %w", p.Image, p.Size, p.Profile, err)
 		}
 	}
+	guesthost.OpenPressure() // before the confinement, which refuses it
 	confined := new(confine.Held)
 	defer func() { err = errors.Join(err, confined.Close()) }()
 	d, err := daemon.New(ctx, daemon.Options{

@@ -16,6 +16,10 @@ import (
 
 // Main runs one command line and returns the exit code.
 func Main(ctx context.Context, args []string, version string) int {
+	if err := checkWatches(); err != nil {
+		cmdline.Explain(os.Stderr, err)
+		return cmdline.CodeOurs
+	}
 	return run(ctx, args, deps{
 		Deps:    cmdline.Deps{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Program: os.Executable},
 		version: version, serve: boot.Serve, checks: doctor.Run,

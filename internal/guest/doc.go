@@ -56,8 +56,8 @@
 // When the main process ends by itself, init sends exited at once. Processes that it left behind go
 // on, in background, until the sandbox ends. After the timeout or a kill, everything that the exec
 // has started is killed first, and exited means that nothing is left. When the daemon closes the
-// connection of a running exec, init kills in the same way and sends nothing. Init gives up after
-// 10 s, and stays silent.
+// connection of a running exec, init kills in the same way and sends nothing. If something cannot
+// be killed for 10 s, init ends, and the sandbox with it.
 //
 // With limits the forked process first executes init's own program (argv[0] "sandboxd-limits"),
 // with the ids of the exec and no environment. That sets the limits and executes the program. Its
@@ -72,7 +72,8 @@
 //	process ── terminal ── splice ──▶ relay pipe ── splice ──▶ memfd
 //
 // Init is lost if started does not come in 30 s (or by the caller's deadline), or exited not within
-// 10 s after the timeout or a kill. The daemon then ends the sandbox.
+// 10 s after the timeout or a kill. The daemon then ends the sandbox. While init gets no processor,
+// the host waits for two minutes longer (host.Load).
 //
 // # Users
 //
@@ -145,6 +146,11 @@
 // Silence of init means that it is lost: after 30 s without an answer, 10 minutes in the first scan
 // of a watch, and 10 minutes without progress of a tar stream. A removal is given up after 10
 // minutes. A watch that has begun may be silent for ever.
+//
+// Where the sandbox has several ids, init has another real uid than the programs, drawn by lot. By
+// that uid the kernel counts epoll watches, descriptors in flight and processes. If init's user has
+// no epoll watch left all the same, init waits by poll(2). On the host that is guest.ErrNoWatch, an
+// error of the one request.
 //
 // Init keeps one descriptor in reserve: when it has no other left, or 1024 connections, it answers
 // every request with EMFILE. Lists, removals, watches and archives together use half of its

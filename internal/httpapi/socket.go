@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -239,6 +240,9 @@ func removeStale(ctx context.Context, dir *os.File, name string) error {
 func (s *Socket) Accept() (net.Conn, error) {
 	for {
 		c, err := s.AcceptUnix()
+		if oneOf(err, unix.ENOSPC, unix.ENOMEM, unix.ENOBUFS) {
+			return nil, lack{err}
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -258,6 +262,23 @@ func (s *Socket) Accept() (net.Conn, error) {
 		}
 		return &peerConn{UnixConn: c, peer: p, leave: sync.OnceFunc(func() { s.conns.leave(counted) })}, nil
 	}
+}
+
+// A lack is an error of Accept that http.Server tries again after: the kernel has no epoll watch or
+// no memory left for a connection. For any other it would stop serving.
+type lack struct{ error }
+
+// Timeout implements [net.Error].
+func (lack) Timeout() bool { return false }
+
+// Temporary implements [net.Error].
+func (lack) Temporary() bool { return true }
+
+// Unwrap returns the cause.
+func (l lack) Unwrap() error { return l.error }
+
+func oneOf(err error, errnos ...unix.Errno) bool {
+	return slices.ContainsFunc(errnos, func(e unix.Errno) bool { return errors.Is(err, e) })
 }
 
 // Close stops accepting, which is all that http.Server means by it. A second call does nothing.

@@ -31,9 +31,9 @@ type Client struct {
 	opts Options
 	lock *os.File // lock of the runtime directory
 
-	start   sync.Mutex // serializes the starts of a launcher
 	ranges  sync.Mutex // serializes the mounts of ranges
 	mu      sync.Mutex
+	start   chan struct{} // semaphore of one that serializes the starts of a launcher; nil before the first one
 	session *net.UnixConn
 	ended   bool   // by Shutdown or Close: no launcher is to be started any more
 	version string // version of the launcher from Describe; empty for one that this daemon has started
@@ -150,8 +150,20 @@ func (c *Client) explain(err error) error {
 
 // revive starts a new launcher, unless another request has done so meanwhile, and connects to it.
 func (c *Client) revive(ctx context.Context) (*net.UnixConn, error) {
-	c.start.Lock()
-	defer c.start.Unlock()
+	c.mu.Lock()
+	if c.start == nil {
+		c.start = make(chan struct{}, 1)
+	}
+	start := c.start
+	c.mu.Unlock()
+	// A start may take long on a busy host, and a request waits for that of another no longer than for
+	// its own.
+	select {
+	case start <- struct{}{}:
+		defer func() { <-start }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 	conn, err := dial(ctx, c.path)
 	if !nobodyListens(err) {
 		return conn, err

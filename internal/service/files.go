@@ -32,6 +32,7 @@ func (s *API) use(ctx context.Context, ref string) (context.Context, *host.Clien
 func guestOf(lease *runtime.Lease) *host.Client {
 	c := host.NewClient(lease.Socket)
 	c.Held = lease.Held
+	c.Load = func() (host.Load, bool) { return host.LoadOf(lease.Record.PID) }
 	return c
 }
 

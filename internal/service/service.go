@@ -232,9 +232,13 @@ func (s *API) Checks(ctx context.Context) ([]api.Check, error) {
 	return s.opts.Checks(ctx), nil
 }
 
-// silenceGrace is how long a sandbox whose init broke off may take to be seen as ended before it is
-// killed for it.
-const silenceGrace = 2 * time.Second
+// silenceGrace bounds the time in which a sandbox whose init broke off is seen as ended; after it,
+// the sandbox is killed. It starts anew, endGrace in all at most, while init gets no processor to
+// end on.
+const (
+	silenceGrace = 2 * time.Second
+	endGrace     = 30 * time.Second
+)
 
 // gone classifies an error of the guest protocol if init is lost: either the sandbox has ended, or
 // its init was taken over and is ended now. Other errors pass.
@@ -242,20 +246,41 @@ func (s *core) gone(ctx context.Context, lease *runtime.Lease, err error) error 
 	if !errors.Is(err, host.ErrLost) {
 		return err
 	}
-	wait := time.NewTimer(silenceGrace)
-	defer wait.Stop()
-	select {
-	case <-lease.Gone:
-	case <-wait.C:
-		s.log.Warn("the init of a sandbox does not keep to the protocol, killing the sandbox", "id", lease.Record.ID, "error", err)
+	if !endsBySelf(lease) {
+		log, reason := "the init of a sandbox does not keep to the protocol, killing the sandbox", "its init did not keep to the protocol"
+		if errors.Is(err, host.ErrSilent) {
+			log, reason = "the init of a sandbox is silent, killing the sandbox", "its init did not answer in time"
+		}
+		s.log.Warn(log, "id", lease.Record.ID, "error", err)
 		// Whatever ended the request, the sandbox has to go.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 		defer cancel()
-		if kerr := lease.Kill(ctx, "its init did not keep to the protocol"); kerr != nil {
+		if kerr := lease.Kill(ctx, reason); kerr != nil {
 			s.log.Error("sandbox could not be killed", "id", lease.Record.ID, "error", kerr)
 		}
 	}
 	return s.ended(lease)
+}
+
+// endsBySelf waits a moment for the end of a sandbox whose init broke off, and reports whether it
+// has come.
+func endsBySelf(lease *runtime.Lease) bool {
+	load, known := host.LoadOf(lease.Record.PID)
+	for begun := time.Now(); ; {
+		at := time.Now()
+		wait := time.NewTimer(silenceGrace)
+		select {
+		case <-lease.Gone:
+			wait.Stop()
+			return true
+		case <-wait.C:
+		}
+		was, had := load, known
+		load, known = host.LoadOf(lease.Record.PID)
+		if !had || !known || !load.Starved(was, time.Since(at)) || time.Since(begun) > endGrace {
+			return false
+		}
+	}
 }
 
 // ended returns the reason why the sandbox of a lease no longer runs.

@@ -29,6 +29,9 @@ const (
 // ErrLost reports that init is gone, silent, or sends nonsense. The sandbox is unusable: end it.
 var ErrLost = errors.New("the sandbox's init is lost")
 
+// ErrSilent is the [ErrLost] of an init that has not answered in time, although it could run.
+var ErrSilent = fmt.Errorf("%w: no answer in time", ErrLost)
+
 // A Client sends requests to the init of one sandbox. It holds no connection: every request makes
 // its own. Any number of goroutines may use one Client, and a Client needs no Close.
 type Client struct {
@@ -36,6 +39,10 @@ type Client struct {
 	// running; while it still is, that is now. Init is given the time of its answers anew from then
 	// on. Set Held before the request that it is for.
 	Held func() time.Time
+	// Load, if not nil, returns what init has got of the processors so far, if that is known. An init
+	// that is late because it gets none is waited for, for two minutes at most. Set Load before the
+	// request that it is for.
+	Load func() (Load, bool)
 
 	path string
 
@@ -52,12 +59,13 @@ func (c *Client) await(quit <-chan struct{}, conn *conn, grace time.Duration) (g
 
 // awaitBy is await with answer as the receiver.
 func (c *Client) awaitBy(answer func() (guest.Packet, []int, error), quit <-chan struct{}, conn *conn, grace time.Duration) (guest.Packet, []int, error) {
+	more := patience{client: c}
 	for {
 		pkt, fds, err := answer()
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return pkt, fds, err
 		}
-		until, ok := c.putOff(grace)
+		until, ok := more.extend(time.Now(), grace)
 		if !ok || conn.SetReadDeadline(until) != nil {
 			return pkt, fds, err
 		}
@@ -67,16 +75,6 @@ func (c *Client) awaitBy(answer func() (guest.Packet, []int, error), quit <-chan
 		default:
 		}
 	}
-}
-
-// putOff returns a later deadline for a wait that has just ended, if init could not run during a
-// part of it.
-func (c *Client) putOff(grace time.Duration) (time.Time, bool) {
-	if c.Held == nil {
-		return time.Time{}, false
-	}
-	until := c.Held().Add(grace)
-	return until, time.Now().Before(until)
 }
 
 // NewClient returns a client of the init that accepts on the socket at path. It does not connect;
@@ -90,7 +88,7 @@ func NewClient(path string) *Client {
 func lost(doing string, err error) error {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("%s: %w: no answer in time", doing, ErrLost)
+		return fmt.Errorf("%s: %w", doing, ErrSilent)
 	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):
 		return fmt.Errorf("%s: %w: it closed the connection", doing, ErrLost)
 	case errors.Is(err, os.ErrClosed),
@@ -177,9 +175,12 @@ func (c *Client) ask(ctx context.Context, timeout time.Duration, req []byte, sen
 	if !bounded {
 		deadline = time.Now().Add(timeout)
 	}
+	more := patience{client: c}
 	fd, err = c.connect(ctx, deadline, func() (time.Time, bool) {
-		until, ok := c.putOff(timeout)
-		return until, ok && !bounded
+		if bounded {
+			return time.Time{}, false
+		}
+		return more.extend(time.Now(), timeout)
 	})
 	if err != nil {
 		return -1, time.Time{}, false, lostUnless(ctx, "connect to init", err)

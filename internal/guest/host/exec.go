@@ -527,12 +527,13 @@ func (e *Exec) tell(doing string, k guest.Kind, msg any) error {
 	defer e.mu.Unlock()
 	// Init reads at once. An init that does not must not delay the caller for long.
 	_ = e.conn.SetWriteDeadline(time.Now().Add(exitGrace))
+	more := patience{client: e.client}
 	for {
 		err = e.conn.Send(p)
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			break
 		}
-		until, ok := e.client.putOff(exitGrace)
+		until, ok := more.extend(time.Now(), exitGrace)
 		if !ok || e.conn.SetWriteDeadline(until) != nil {
 			break
 		}

@@ -38,9 +38,9 @@ import (
 //   - Init may lack a descriptor: a program with init's uid may lower its limit (prlimit), and a
 //     client may have many requests under way. So /proc is open from the start, marks are read
 //     without a descriptor, and a round in which anything failed proves nothing.
-//   - A process may be unkillable for a while (frozen, or waiting for a disk). After ten seconds and
-//     as many rounds as take a second, init ends, and with it the PID namespace: the sandbox ends,
-//     daemon or no daemon. The rounds are counted because init itself may get no processor.
+//   - A process may be unkillable for a while (frozen, or waiting for a disk). After ten seconds
+//     and as many rounds as take a second, init ends, and with it the PID namespace: the sandbox
+//     ends, daemon or no daemon. The rounds count because init itself may get no processor.
 const (
 	killAll      = time.Second
 	killRounds   = 3
@@ -102,8 +102,8 @@ func (s *server) die(reason string) {
 	unix.Exit(1)
 }
 
-// restoreLimit undoes a lowered soft limit of descriptors, and reports whether there was one. A hard
-// one cannot be undone: init, and with it the sandbox, has no future.
+// restoreLimit undoes a lowered soft limit of descriptors, and reports whether there was one. A
+// hard one cannot be undone: init, and with it the sandbox, has no future.
 func (s *server) restoreLimit() bool {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {

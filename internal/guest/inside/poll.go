@@ -17,7 +17,7 @@ import (
 // The runtime's poller is an epoll instance, and the kernel counts the watches of all instances of
 // a user of the host (fs.epoll.max_user_watches). Another sandbox with the same ids can use them
 // up. So init charges its instance to an id of its own ([takeOwnUser]) and has it from the start
-// ([startPoller]). A descriptor that the runtime's poller has no watch for is waited for by poll(2),
+// ([startPoller]). Where the runtime's poller has no watch for a descriptor, poll(2) waits for it,
 // which needs none.
 
 // takeOwnUser gives every thread of init another real uid, drawn by lot, where the sandbox has
@@ -31,7 +31,7 @@ func takeOwnUser(ids uint32) (uint32, error) {
 	if ids < fewest {
 		return 0, nil
 	}
-	// The upper half: no distribution's users, and not the last two ids, which mean nobody.
+	// The upper half has no distribution's users. The last two ids stand for unmapped users.
 	own := ids/2 + rand.Uint32N(ids-ids/2-2) //nolint:gosec // the runtime seeds it by chance, once for each init
 	const same = ^uintptr(0)
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_SETRESUID, uintptr(own), same, same)

@@ -1,5 +1,5 @@
-// Command initfoe turns on the init of its sandbox: each foe tries what a process with init's uid
-// may do to process 1. It is static, so that it runs in any image.
+// Command initfoe attacks the init of its sandbox: each foe tries calls that a process with init's
+// uid may make about process 1. It is static, so that it runs in any image.
 package main
 
 import (
