@@ -603,8 +603,8 @@ func (s *server) reap() {
 }
 
 // reapOne reaps one child that has ended, or lets one that has stopped go on, and reports whether
-// there was one: the child with this pid, any for -1. Only the first thread may ask for any, because
-// it traces the processes that init inherits.
+// there was one: the child with this pid, any for -1. Only the first thread may ask for any: it
+// traces the processes that init inherits.
 func (s *server) reapOne(which int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -631,8 +631,8 @@ func (s *server) reapOne(which int) bool {
 // untrace lets a process go on that has stopped because init traces it. Init traces nothing by
 // itself: a process makes its parent the tracer (PTRACE_TRACEME), or is born traced (CLONE_PTRACE).
 // It then stops for each signal and after each execve, and wait4 reports that like an end. When it
-// is detached, it gets the signal, except the SIGTRAP of an execve and the SIGSTOP of a birth, which
-// only tracers expect. The caller holds mu.
+// is detached, it gets the signal, except the SIGTRAP of an execve and the SIGSTOP of a birth:
+// only tracers expect those. The caller holds mu.
 func (s *server) untrace(pid int, ws unix.WaitStatus) {
 	detach := func() bool {
 		sig := ws.StopSignal()
