@@ -183,8 +183,8 @@ func RequireSubIDs(t testing.TB) {
 	}
 }
 
-// RequireOwnIDs needs root, a range of ids for each of several sandboxes, and mounts with mapped ids
-// in temporary directories.
+// RequireOwnIDs needs root, a range of ids for each of several sandboxes, and mounts with mapped
+// ids in temporary directories.
 func RequireOwnIDs(t testing.TB) {
 	t.Helper()
 	if uid := os.Geteuid(); uid != 0 {
