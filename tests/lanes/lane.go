@@ -188,7 +188,7 @@ var sameForAll = map[string]string{
 var goroutine = regexp.MustCompile(`(?m)^\s*(defer )?go \S|\.Go\(|\.Parallel\(\)`)
 
 // needsRoot matches the beginning of a function, whose name it captures, or a need of root in one.
-var needsRoot = regexp.MustCompile(`(?m)^func (?:\([^)]*\) )?(\w+)|\btestenv\.Require(?:Root|Reflink)\(`)
+var needsRoot = regexp.MustCompile(`(?m)^func (?:\([^)]*\) )?(\w+)|\btestenv\.Require(?:Root|Reflink|OwnIDs)\(`)
 
 // newPackage reads the Go files of a package, test or not: its tests depend on the user if
 // [userMatters] matches one, and those functions need root that [needsRoot] matches.
