@@ -217,7 +217,6 @@ func (e *Engine) plan(spec *runtime.Spec) (*planned, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
 	}
-	host := e.host
 	host.IDs = lease.IDs()
 	config, err := Plan(spec, &host, &enforced)
 	if err != nil {
@@ -520,7 +519,8 @@ func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement 
 
 // planRoot plans the mounts that Init makes.
 func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays []launcher.Overlay) *rootPlan {
-	plan := &rootPlan{Overlays: overlays, Own: host.Own, ReadOnly: spec.Profile.ReadOnlyRoot, Ceilings: ofOne(host.given, spec.Limits.Memory, host.IPC && config.Namespaces.Contains(configs.NEWIPC))}
+	plan := &rootPlan{Overlays: overlays, Own: host.Own, ReadOnly: spec.Profile.ReadOnlyRoot}
+	plan.Ceilings = ofOne(host.given, spec.Limits.Memory, host.IPC && config.Namespaces.Contains(configs.NEWIPC))
 	if host.Own { // upper and work directories through the mounts of its range; lower ones are relative to the layers
 		for i := range plan.Overlays {
 			o := &plan.Overlays[i]
