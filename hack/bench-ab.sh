@@ -23,7 +23,7 @@ fi
 cd "$work/tmp"
 "${as[@]}" env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME="$work/tmp" TMPDIR="$work/tmp" \
 	XDG_RUNTIME_DIR="$work/run" SANDBOXD_BIN="$work/new" SANDBOXD_BIN_OLD="$work/old" "$work/performance.test" -test.run '^$' \
-	-test.bench "^BenchmarkAgainst$/${RUN:-.}" -test.benchtime "${ITERATIONS:-300}x" -test.timeout 60m | tee "$work/out" |
+	-test.bench "^BenchmarkAgainst$/(${RUN:-.})" -test.benchtime "${ITERATIONS:-300}x" -test.timeout 60m | tee "$work/out" |
 	awk '$1 !~ /^Benchmark/ { print > "/dev/stderr" }'
 awk 'BEGIN { format = "%-18s %9s %9s %9s %9s %7s  %s\n"; printf format, "", "old p50", "new p50", "old p99", "new p99", "ratio", "95 %" }
 	/^Benchmark.*old-p50-ms/ {

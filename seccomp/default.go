@@ -26,6 +26,8 @@ const (
 
 	solIP, solSocket, solTCP, solUDP, solIPv6, solNetlink = 0, 1, 6, 17, 41, 270
 
+	sockStream, sockDgram, sockTypeMask = 1, 2, 0xf // the other bits are flags
+
 	ipprotoTCP, ipprotoUDP = 6, 17
 	ipprotoMask            = 0x1ff // up to 262, MPTCP
 	tcpULP                 = 31
@@ -135,6 +137,7 @@ func conditional() []Group {
 
 	// AF_INET is 2 and AF_INET6 10: one bit apart, so one condition.
 	inet := [][]Cond{{{Arg: 0, Mask: low32 &^ 8, Value: afInet}}}
+	sockType := func(kind uint64) [][]Cond { return [][]Cond{{{Arg: 1, Mask: sockTypeMask, Value: kind}}} }
 	return []Group{
 		{
 			Reason: "processes and threads in the sandbox's namespaces",
@@ -153,9 +156,15 @@ func conditional() []Group {
 			When:   anyOf(0, afUnix),
 		},
 		{
-			Reason: "TCP and UDP",
+			// The kernel makes a packet socket of an internet socket with the old type SOCK_PACKET
+			// (__sock_create), and a raw one sends whatever headers it is given. Both need a capability that
+			// one's own profile may have.
+			Reason: "TCP and UDP, and no raw or packet sockets in their guise",
 			Calls:  []string{"socket"},
-			When:   and(inet, anyOf(2, 0, ipprotoTCP, ipprotoUDP)),
+			When: and(inet, slices.Concat(
+				and(sockType(sockStream), anyOf(2, 0, ipprotoTCP)),
+				and(sockType(sockDgram), anyOf(2, 0, ipprotoUDP)),
+			)),
 		},
 		{
 			Reason: "asking for interfaces and addresses, as getifaddrs does",

@@ -123,11 +123,11 @@ func TestHardenedAnswers(t *testing.T) {
 			want uint
 		}{
 			{"clone", []uint64{cloneNewUser}, errnoEPERM},
-			{"seccomp", []uint64{seccompSetModeFilter}, errnoEINVAL},
-			{"prctl", []uint64{prSetSeccomp, 2}, errnoEINVAL},
-			{"setsockopt", []uint64{3, solSocket, soAttachFilter}, errnoENOPROTOOPT},
+			{"seccomp", []uint64{1}, errnoEINVAL},
+			{"prctl", []uint64{22, 2}, errnoEINVAL},
+			{"setsockopt", []uint64{3, solSocket, 26}, errnoENOPROTOOPT},
 			{"prlimit64", []uint64{1, 7, 0x7000}, errnoEPERM},
-			{"mmap", []uint64{0, 1 << 21, 3, mapHugetlb | 0x22}, errnoENOMEM},
+			{"mmap", []uint64{0, 1 << 21, 3, 0x40000 | 0x22}, errnoENOMEM},
 		} {
 			if v := Lookup(p, tc.call, tc.args...); v.Errno != tc.want {
 				t.Errorf("%s: %s%#x answers %s, want errno %d", arch, tc.call, tc.args, v, tc.want)
@@ -278,15 +278,19 @@ func TestDefaultAnswers(t *testing.T) {
 		{"kexec_load", nil, errnoEPERM},
 		{"finit_module", nil, errnoEPERM},
 		{"process_vm_writev", nil, errnoENOSYS},
-		{"socket", []uint64{17, 3, 0x300}, errnoEAFNOSUPPORT},        // AF_PACKET
-		{"socket", []uint64{38, 5, 0}, errnoEAFNOSUPPORT},            // AF_ALG
-		{"socket", []uint64{40, 1, 0}, errnoEAFNOSUPPORT},            // AF_VSOCK
-		{"socket", []uint64{44, 3, 0}, errnoEAFNOSUPPORT},            // AF_XDP
-		{"socket", []uint64{high | 38, 5, 0}, errnoEAFNOSUPPORT},     // AF_ALG
-		{"socket", []uint64{0xffffffff, 5, 0}, errnoEAFNOSUPPORT},    //
-		{"socket", []uint64{afInet, 1, 262}, errnoEPROTONOSUPPORT},   // MPTCP
-		{"socket", []uint64{afInet6, 1, 132}, errnoEPROTONOSUPPORT},  // SCTP
-		{"socket", []uint64{afInet, 3, 255}, errnoEPROTONOSUPPORT},   // raw
+		{"socket", []uint64{17, 3, 0x300}, errnoEAFNOSUPPORT},       // AF_PACKET
+		{"socket", []uint64{38, 5, 0}, errnoEAFNOSUPPORT},           // AF_ALG
+		{"socket", []uint64{40, 1, 0}, errnoEAFNOSUPPORT},           // AF_VSOCK
+		{"socket", []uint64{44, 3, 0}, errnoEAFNOSUPPORT},           // AF_XDP
+		{"socket", []uint64{high | 38, 5, 0}, errnoEAFNOSUPPORT},    // AF_ALG
+		{"socket", []uint64{0xffffffff, 5, 0}, errnoEAFNOSUPPORT},   //
+		{"socket", []uint64{afInet, 1, 262}, errnoEPROTONOSUPPORT},  // MPTCP
+		{"socket", []uint64{afInet6, 1, 132}, errnoEPROTONOSUPPORT}, // SCTP
+		{"socket", []uint64{afInet, 3, 255}, errnoEPROTONOSUPPORT},  // raw
+		{"socket", []uint64{afInet, 3, ipprotoTCP}, errnoENOSYS},    // raw
+		{"socket", []uint64{afInet6, 3 | 0x80000, ipprotoUDP}, errnoENOSYS},
+		{"socket", []uint64{afInet, 10, 0}, errnoENOSYS}, // SOCK_PACKET
+		{"socket", []uint64{afInet, high | 10, 0}, errnoENOSYS},
 		{"socket", []uint64{afNetlink, 3, 12}, errnoEPROTONOSUPPORT}, // netfilter
 		{"socket", []uint64{afNetlink, 3, 9}, errnoEPROTONOSUPPORT},  // audit
 		{"socket", []uint64{afNetlink, 3, high | 12}, errnoEPROTONOSUPPORT},
@@ -300,19 +304,19 @@ func TestDefaultAnswers(t *testing.T) {
 		{"ioctl", []uint64{0, tiocSETD}, errnoEPERM},
 		{"personality", []uint64{0x0040000}, errnoENOSYS}, // ADDR_NO_RANDOMIZE
 		{"personality", []uint64{high | 0x0400000}, errnoENOSYS},
-		{"setsockopt", []uint64{3, solSocket, soAttachFilter}, errnoENOPROTOOPT},
-		{"setsockopt", []uint64{3, solSocket, soLockFilter}, errnoENOPROTOOPT},
-		{"setsockopt", []uint64{3, solSocket, soAttachBPF}, errnoENOPROTOOPT},
-		{"setsockopt", []uint64{3, solSocket, soAttachReuseportCBPF}, errnoENOPROTOOPT},
-		{"setsockopt", []uint64{3, solSocket, soAttachReuseportEBPF}, errnoENOPROTOOPT},
+		{"setsockopt", []uint64{3, solSocket, 26}, errnoENOPROTOOPT},
+		{"setsockopt", []uint64{3, solSocket, 44}, errnoENOPROTOOPT},
+		{"setsockopt", []uint64{3, solSocket, 50}, errnoENOPROTOOPT},
+		{"setsockopt", []uint64{3, solSocket, 51}, errnoENOPROTOOPT},
+		{"setsockopt", []uint64{3, solSocket, 52}, errnoENOPROTOOPT},
 		{"setsockopt", []uint64{3, high | solSocket, high | soAttachFilter}, errnoENOPROTOOPT},
 		{"setsockopt", []uint64{3, solSocket, soMask + 1 + soAttachFilter}, errnoENOSYS},
 		{"setsockopt", []uint64{3, 263, 18}, errnoENOSYS}, // PACKET_FANOUT
-		{"seccomp", []uint64{seccompSetModeFilter, 0, 0x7000}, errnoEINVAL},
-		{"seccomp", []uint64{high | seccompSetModeFilter, 0, 0x7000}, errnoEINVAL},
+		{"seccomp", []uint64{1, 0, 0x7000}, errnoEINVAL},
+		{"seccomp", []uint64{high | 1, 0, 0x7000}, errnoEINVAL},
 		{"seccomp", []uint64{5}, errnoENOSYS},
-		{"prctl", []uint64{prSetSeccomp, 2, 0x7000}, errnoEINVAL},
-		{"prctl", []uint64{high | prSetSeccomp, 2, 0x7000}, errnoEINVAL},
+		{"prctl", []uint64{22, 2, 0x7000}, errnoEINVAL},
+		{"prctl", []uint64{high | 22, 2, 0x7000}, errnoEINVAL},
 		{"prlimit64", []uint64{1, 7, 0x7000, 0}, errnoEPERM},
 		{"prlimit64", []uint64{17, 7, 0x7000, 0}, errnoEPERM},
 		{"prlimit64", []uint64{high, 7, 0x7000, 0}, errnoEPERM}, // to the kernel that is oneself
@@ -320,11 +324,11 @@ func TestDefaultAnswers(t *testing.T) {
 		{"prlimit64", []uint64{1, 7, high, 0}, errnoEPERM}, // a pointer has 64 bits
 		{"io_setup", []uint64{1, 0x7000}, errnoENOSYS},
 		{"io_submit", nil, errnoENOSYS},
-		{"mmap", []uint64{0, 1 << 21, 3, 0x22 | mapHugetlb}, errnoENOMEM},
-		{"mmap", []uint64{0, 1 << 21, 3, 21<<26 | 0x22 | mapHugetlb}, errnoENOMEM},
-		{"memfd_create", []uint64{0x7000, mfdHugetlb}, errnoENOMEM},
-		{"memfd_create", []uint64{0x7000, high | mfdHugetlb | 1}, errnoENOMEM},
-		{"shmget", []uint64{0, 1 << 21, shmHugetlb | 0o1600}, errnoENOMEM},
+		{"mmap", []uint64{0, 1 << 21, 3, 0x22 | 0x40000}, errnoENOMEM},
+		{"mmap", []uint64{0, 1 << 21, 3, 21<<26 | 0x22 | 0x40000}, errnoENOMEM},
+		{"memfd_create", []uint64{0x7000, 0x4}, errnoENOMEM},
+		{"memfd_create", []uint64{0x7000, high | 0x4 | 1}, errnoENOMEM},
+		{"shmget", []uint64{0, 1 << 21, 0o4000 | 0o1600}, errnoENOMEM},
 		{"setsockopt", []uint64{3, 282, 1}, errnoENOSYS}, // kernel TLS
 		{"setsockopt", []uint64{3, 284, 1}, errnoENOSYS}, // MPTCP
 
@@ -350,7 +354,7 @@ func TestLimitOfCoresStays(t *testing.T) {
 			for _, tc := range []struct {
 				call string
 				args []uint64
-			}{{"prlimit64", []uint64{0, rlimitCore, 0x7000, 0}}, {"prlimit64", []uint64{0, 1<<32 | rlimitCore, 0x7000, 0}}, {"setrlimit", []uint64{rlimitCore, 0x7000}}} {
+			}{{"prlimit64", []uint64{0, 4, 0x7000, 0}}, {"prlimit64", []uint64{0, 1<<32 | rlimitCore, 0x7000, 0}}, {"setrlimit", []uint64{4, 0x7000}}} {
 				if tc.call == "setrlimit" && f.Name == "hardened" {
 					continue
 				}

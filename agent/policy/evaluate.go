@@ -63,7 +63,7 @@ var filled = map[string]bool{
 	"HOSTNAME": true, "HOME": true, "SHELL": true, "TERM": true, "PATH": true, "GROUPS": true, "HISTCMD": true,
 }
 
-// settle decides what is known only after the whole line has been read: names that must be numbers,
+// settle completes the facts that need the whole line: names that must be numbers,
 // and the directories that the line may be in.
 func (r *reader) settle() {
 	for _, dir := range r.dirs {
@@ -76,19 +76,40 @@ func (r *reader) settle() {
 			v.need(true, name)
 		}
 	}
-	holds := func(name string) bool {
+	bad := func(name string) bool {
 		_, assigned := v.sources[name]
-		return (assigned || dynamic[name] || strings.HasSuffix(name, "()")) && !v.unknowns[name] && !filled[name] &&
-			(!strings.HasPrefix(name, "BASH") || dynamic[name] || integers[name])
+		return !assigned && !dynamic[name] && !strings.HasSuffix(name, "()") || v.unknowns[name] || filled[name] ||
+			strings.HasPrefix(name, "BASH") && !dynamic[name] && !integers[name]
 	}
-	for changed := true; changed; {
-		changed = false
-		for name, from := range v.sources {
-			if !v.unknowns[name] && slices.ContainsFunc(from, func(s string) bool { return !holds(s) }) {
-				v.unknowns[name], changed = true, true
+	// What takes the value of a bad one is bad, too. Each name is visited once: a line may have
+	// thousands.
+	takers, found := map[string][]string{}, map[string]bool{}
+	var queue []string
+	spoil := func(name string) {
+		if !found[name] {
+			found[name] = true
+			queue = append(queue, name)
+		}
+	}
+	for name, from := range v.sources {
+		if bad(name) {
+			spoil(name)
+		}
+		for _, source := range from {
+			takers[source] = append(takers[source], name)
+			if bad(source) {
+				spoil(source)
 			}
 		}
 	}
+	for len(queue) > 0 {
+		name := queue[0]
+		queue = queue[1:]
+		for _, taker := range takers[name] {
+			spoil(taker)
+		}
+	}
+	holds := func(name string) bool { return !found[name] && !bad(name) }
 	for name, evaluated := range v.needed {
 		switch {
 		case holds(name):
@@ -235,12 +256,11 @@ func (r *reader) expansion(p *syntax.ParamExp, s script) {
 		r.arithmetic(p.Slice.Length, s)
 	}
 	if p.Exp != nil {
-		switch p.Exp.Op {
-		case syntax.OtherParamOps:
-			if !slices.Contains([]string{"Q", "E", "U", "u", "L", "A", "a", "K", "k"}, textOf(p.Exp.Word)) {
-				r.evaluates() // ${x@P}
-			}
-		case syntax.AssignUnset, syntax.AssignUnsetOrNull:
+		op := p.Exp.Op
+		if op == syntax.OtherParamOps && !slices.Contains([]string{"Q", "E", "U", "u", "L", "A", "a", "K", "k"}, textOf(p.Exp.Word)) {
+			r.evaluates() // ${x@P}
+		}
+		if op == syntax.AssignUnset || op == syntax.AssignUnsetOrNull {
 			r.assign(name, p.Exp.Word)
 		}
 	}
@@ -249,10 +269,13 @@ func (r *reader) expansion(p *syntax.ParamExp, s script) {
 // declare inspects declare, export and the like. A name reference or an integer variable is
 // evaluated when a value is assigned to it, and the value of an array is a list of subscripts.
 func (r *reader) declare(d *syntax.DeclClause) {
-	isArray := false
+	isArray, isInteger := false, false
 	for _, a := range d.Args {
 		if a.Name != nil {
 			name := a.Name.Value
+			if isInteger { // every value is evaluated
+				r.variables.need(true, name)
+			}
 			if isArray {
 				r.variables.arrays[name] = true
 			}
@@ -274,7 +297,11 @@ func (r *reader) declare(d *syntax.DeclClause) {
 			continue
 		}
 		w := newWord(a.Value)
-		r.declareWord(w)
+		if strings.HasPrefix(w.text, "-") && strings.Trim(w.text[1:], "airx") == "" {
+			isInteger = isInteger || strings.Contains(w.text, "i")
+		} else {
+			r.declareWord(w)
+		}
 		isArray = isArray || strings.HasPrefix(w.text, "-") && strings.ContainsAny(w.text, "aA")
 	}
 }
@@ -289,9 +316,7 @@ func (r *reader) declareWord(w word) {
 
 // compare inspects the arithmetic operators of [[ ]].
 func (r *reader) compare(b *syntax.BinaryTest, s script) {
-	switch b.Op {
-	case syntax.TsEql, syntax.TsNeq, syntax.TsLeq, syntax.TsGeq, syntax.TsLss, syntax.TsGtr:
-	default:
+	if !slices.Contains([]syntax.BinTestOperator{syntax.TsEql, syntax.TsNeq, syntax.TsLeq, syntax.TsGeq, syntax.TsLss, syntax.TsGtr}, b.Op) {
 		return
 	}
 	for _, x := range []syntax.TestExpr{b.X, b.Y} {
@@ -346,14 +371,11 @@ func (r *reader) arithmetic(x syntax.ArithmExpr, s script) {
 		}
 		r.arithmetic(x.X, s)
 	case *syntax.BinaryArithm:
-		switch x.Op {
-		case syntax.Assgn:
+		assigns := strings.HasSuffix(x.Op.String(), "=") && !slices.Contains([]syntax.BinAritOperator{syntax.Eql, syntax.Neq, syntax.Leq, syntax.Geq}, x.Op)
+		if assigns {
 			r.assignNumber(x.X, s)
-		case syntax.AddAssgn, syntax.SubAssgn, syntax.MulAssgn, syntax.QuoAssgn, syntax.RemAssgn, syntax.AndAssgn, syntax.OrAssgn, syntax.XorAssgn,
-			syntax.ShlAssgn, syntax.ShrAssgn:
-			r.assignNumber(x.X, s)
-			r.arithmetic(x.X, s)
-		default:
+		}
+		if x.Op != syntax.Assgn { // which does not read its target
 			r.arithmetic(x.X, s)
 		}
 		r.arithmetic(x.Y, s)
@@ -448,9 +470,17 @@ func isName(s string) bool {
 // whatever order they come.
 func isNumeral(s string) bool { return strings.Trim(s, "0123456789+-#") == "" }
 
+// maxNumber bounds expansions within expansions of a number.
+const maxNumber = 12
+
 // number reports whether the value of a word consists of the characters of numbers, provided that
 // the variables named hold numbers.
 func (r *reader) number(parts []syntax.WordPart) (names []string, ok bool) {
+	if r.depth++; r.depth > maxNumber {
+		r.depth--
+		return nil, false
+	}
+	defer func() { r.depth-- }()
 	for _, p := range parts {
 		switch p := p.(type) {
 		case *syntax.Lit:
@@ -503,10 +533,12 @@ func (r *reader) numberExpansion(p *syntax.ParamExp) (names []string, ok bool) {
 	if p.Exp == nil || p.Exp.Word == nil {
 		return names, p.Exp == nil || p.Exp.Op != syntax.OtherParamOps
 	}
-	switch p.Exp.Op {
-	case syntax.RemSmallPrefix, syntax.RemLargePrefix, syntax.RemSmallSuffix, syntax.RemLargeSuffix: // a part of a number
-		return names, true
-	case syntax.DefaultUnset, syntax.DefaultUnsetOrNull, syntax.AlternateUnset, syntax.AlternateUnsetOrNull, syntax.AssignUnset, syntax.AssignUnsetOrNull:
+	if slices.Contains([]syntax.ParExpOperator{syntax.RemSmallPrefix, syntax.RemLargePrefix, syntax.RemSmallSuffix, syntax.RemLargeSuffix}, p.Exp.Op) {
+		return names, true // a part of a number
+	}
+	if slices.Contains([]syntax.ParExpOperator{
+		syntax.DefaultUnset, syntax.DefaultUnsetOrNull, syntax.AlternateUnset, syntax.AlternateUnsetOrNull, syntax.AssignUnset, syntax.AssignUnsetOrNull,
+	}, p.Exp.Op) {
 		more, ok := r.number(p.Exp.Word.Parts)
 		return append(names, more...), ok
 	}
@@ -563,6 +595,12 @@ func (r *reader) count(c *syntax.CmdSubst) (names []string, ok bool) {
 		return names, counts && files <= 1
 	case "nproc":
 		return names, len(args) == 0
+	case "id":
+		return names, len(args) == 1 && (textOf(args[0]) == "-u" || textOf(args[0]) == "-g")
+	case "stat":
+		return names, len(args) == 3 && textOf(args[0]) == "-c" && slices.Contains([]string{"%s", "%Y", "%a", "%h"}, textOf(args[1])) && textOf(args[2]) != ""
+	case "jq":
+		return names, len(args) > 0 && len(args) < 3 && textOf(args[0]) == "length" && (len(args) < 2 || textOf(args[1]) != "")
 	case "date":
 		format, ok := "", len(args) == 1
 		if ok {
@@ -574,7 +612,7 @@ func (r *reader) count(c *syntax.CmdSubst) (names []string, ok bool) {
 		return names, ok && isNumeral(format)
 	case "seq", "expr":
 		for _, w := range args {
-			if name == "expr" && len(textOf(w)) == 1 && strings.Contains("+-*/%", textOf(w)) && !expands(w) {
+			if name == "expr" && slices.Contains([]string{"+", "-", "/", "%"}, textOf(w)) {
 				continue
 			}
 			more, ok := r.number(w.Parts)

@@ -49,11 +49,16 @@ var hooks = map[string][]string{
 	"zip":  {"-TT", "--unzip-command"},
 	"sed":  {"-f", "--file"},
 	"awk":  {"-l", "-i", "-E", "--load", "--include", "--exec"},
-	"find": {}, "split": {"--filter"}, "git": {"-c", "-x", "-O", "--exec", "--exec-path", "--config-env", "--upload-pack", "--receive-pack", "--extcmd",
-		"--open-files-in-pager", "--upload-archive"},
-	"rg": {"--pre", "--hostname-bin"}, "man": {"-P", "-H", "--pager", "--html"}, "less": {"-P"}, "more": {}, "rsync": {"-e", "--rsh", "--rsync-path"},
+	"find": {}, "more": {},
+	"split": {"--filter"},
+	"git": {
+		"-c", "-x", "-O", "--exec", "--exec-path", "--config-env", "--upload-pack", "--receive-pack", "--extcmd", "--open-files-in-pager",
+		"--upload-archive",
+	},
+	"rg": {"--pre", "--hostname-bin"}, "man": {"-P", "-H", "--pager", "--html"}, "less": {"-P"}, "rsync": {"-e", "--rsh", "--rsync-path"},
 	"gcc": {"-wrapper", "-fplugin", "-specs", "-B"}, "g++": {"-wrapper", "-fplugin", "-specs", "-B"}, "cc": {"-wrapper", "-fplugin", "-specs", "-B"},
-	"go": {"-toolexec", "-exec", "-vettool"}, "tcpdump": {"-z"}, "scp": {"-S", "-o"}, "ssh": {"-o"}, "curl": {"-K", "--config"}, "wget": {"--use-askpass"}, "jobs": {"-x"},
+	"go": {"-toolexec", "-exec", "-vettool"}, "tcpdump": {"-z"}, "scp": {"-S", "-o"}, "ssh": {"-o"}, "curl": {"-K", "--config"},
+	"wget": {"--use-askpass"}, "jobs": {"-x"},
 }
 
 // variants lists the other names of programs.
@@ -106,6 +111,11 @@ func texts(words []word) []string {
 		out = append(out, w.text)
 	}
 	return out
+}
+
+// mayBe reports whether a word whose value is not known can be text.
+func (w word) mayBe(text string) bool {
+	return w.text == "" && strings.HasPrefix(text, w.prefix) && strings.HasSuffix(text, w.suffix)
 }
 
 // mustBeNumber reports whether a word can be a number, and records that it has to be one.
@@ -233,7 +243,7 @@ func (r *reader) test(args []word) {
 	for i, w := range args {
 		isOption := w.text == "-v" || w.text == "-R"
 		if w.text == "" {
-			isOption = strings.HasPrefix("-v", w.prefix) && strings.HasSuffix("-v", w.suffix) || strings.HasPrefix("-R", w.prefix) && strings.HasSuffix("-R", w.suffix)
+			isOption = w.mayBe("-v") || w.mayBe("-R")
 			if w.many && (isOption || w.pattern == "") && !r.mustBeNumber(w) { // $x may be several words
 				r.evaluates()
 			}
@@ -268,7 +278,7 @@ func (r *reader) printf(args []word) {
 	case w.pattern != "" && w.prefix != "" && w.prefix[0] != '-':
 	case w.many,
 		// In -vNAME, a literal end tells whether it can be a name.
-		(strings.HasPrefix("-v", w.prefix) || strings.HasPrefix(w.prefix, "-v")) && (strings.HasSuffix(w.suffix, "]") ||
+		(w.prefix == "" || w.prefix == "-" || strings.HasPrefix(w.prefix, "-v")) && (strings.HasSuffix(w.suffix, "]") ||
 			!strings.ContainsFunc(w.suffix, func(c rune) bool { return c != '_' && !isAlphanumeric(c) })):
 		if !r.mustBeNumber(w) {
 			r.evaluates()
@@ -570,7 +580,7 @@ func sedReads(s string) bool {
 		}
 		return "", false
 	}
-	ok := true
+	var ok bool
 	for {
 		s = strings.TrimLeft(s, " \t\n;{}!,+~$0123456789") // addresses
 		switch {

@@ -16,10 +16,14 @@ type reader struct {
 	// directory with cd; which of its commands that affects is not tracked, so every combination
 	// counts.
 	paths, writes, dirs []string
+
+	length int                        // of all lines read, in bytes
+	depth  int                        // of number
+	seen   map[*syntax.DblQuoted]bool // by quoted
 }
 
 func newReader(f *Facts) reader {
-	return reader{facts: f, dirs: []string{path.Clean("/" + f.WorkingDir)}, variables: newVariables()}
+	return reader{facts: f, dirs: []string{path.Clean("/" + f.WorkingDir)}, variables: newVariables(), seen: map[*syntax.DblQuoted]bool{}}
 }
 
 const (
@@ -56,8 +60,11 @@ type script struct {
 // line reads a command line. A line for a shell other than bash is read in both dialects, since sh
 // is dash on some images and bash on others; everything that either would run counts.
 func (r *reader) line(line string, depth int, dialect syntax.LangVariant) {
-	if depth > maxNested || len(line) > maxLine {
-		r.addOpaque(strings.Fields(line))
+	// A line for sh is read twice, so the work doubles with every level.
+	if r.length += len(line); depth > maxNested || len(line) > maxLine || r.length > 2*maxLine {
+		if depth == 0 || r.length <= 3*maxLine {
+			r.addOpaque(strings.Fields(line))
+		}
 		r.evaluates()
 		return
 	}
@@ -83,8 +90,8 @@ func (r *reader) lineOfSh(line string, depth int) {
 	r.walk(file, script{text: line}, depth)
 }
 
-// SameInSh reports whether a POSIX shell runs the same programs for a line of bash, and writes to the
-// same files. Most programs that bash has as keywords sh does not know: [[ a || rm b ]] runs rm.
+// SameInSh reports whether a POSIX shell runs the same programs for a line of bash, and writes the
+// same files. What is a keyword of bash is a program to sh: [[ a || rm b ]] runs rm.
 func SameInSh(line string) bool {
 	bash, sh := Facts{}, Facts{}
 	bash.Shell(line)
@@ -152,7 +159,9 @@ func (r *reader) walk(file *syntax.File, s script, depth int) {
 			if n.Dollar { // $"...": a translation, which is expanded in turn
 				r.evaluates()
 			}
-			r.quoted(n)
+			if !r.seen[n] {
+				r.quoted(n)
+			}
 		case *syntax.BinaryTest:
 			r.compare(n, s)
 		case *syntax.UnaryTest:
@@ -173,6 +182,8 @@ func (r *reader) quoted(n syntax.Node) {
 		switch n := n.(type) {
 		case *syntax.CmdSubst:
 			return false
+		case *syntax.DblQuoted:
+			r.seen[n] = true
 		case *syntax.SglQuoted:
 			if n.Dollar || strings.ContainsAny(n.Value, "$`\"}\\") {
 				r.evaluates()

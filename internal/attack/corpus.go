@@ -13,7 +13,8 @@ import (
 func Corpus() []Attack {
 	var all []Attack
 	for _, part := range [][]Attack{
-		mounts(), namespaces(), initProcess(), kernelInterfaces(), aroundFilter(), hostControl(), hostPrivileges(), files(), programs(), sockets(), network(), terminals(), pools(),
+		mounts(), namespaces(), initProcess(), kernelInterfaces(), aroundFilter(), hostControl(), hostPrivileges(), files(), programs(), sockets(), network(), terminals(),
+		pools(),
 	} {
 		all = append(all, part...)
 	}

@@ -21,7 +21,11 @@ func namespaces() []Attack {
 		{"uts", unix.CLONE_NEWUTS},
 		{"cgroup", unix.CLONE_NEWCGROUP},
 	} {
-		all = append(all, Attack{"clone-" + ns.name, Filter, func() error { return clone(uintptr(ns.flag)) }})
+		layer := Filter
+		if ns.name == "uts" {
+			layer = Capabilities // init makes one for each exec, by the same filter
+		}
+		all = append(all, Attack{"clone-" + ns.name, layer, func() error { return clone(uintptr(ns.flag)) }})
 		// A Go program has threads, and with them a user namespace cannot be left.
 		if ns.name == "user" {
 			all = append(all, Attack{"unshare-user", Filter, func() error { return inChild(unix.SYS_UNSHARE, uintptr(ns.flag), 0) }})

@@ -22,10 +22,10 @@ import (
 // whole host, or not at all except as memory. One sandbox that takes all of such a resource hurts
 // its neighbours, the daemon and the host's other users. [Resources] is the table of them.
 //
-// For each row a program in a sandbox takes up to a stated bound, prints what it got, and holds it
-// until it is killed. Meanwhile and afterwards neighbours probe: a second sandbox, programs on the
-// host, and the daemon. [Resource.Judge] then says which layer bounds the resource here, and
-// [Resource.Wanted] which layer should by what the product reports of itself.
+// For each row a program in a sandbox takes up to a stated bound, prints the number, and holds all
+// of it until it is killed. Meanwhile and afterwards neighbours probe: a second sandbox, programs
+// on the host, and the daemon. [Resource.Judge] then returns the layer that bounds the resource
+// here, [Resource.Wanted] the one that should, by the product's report of itself.
 
 // The layers that bound a resource, besides those of attacks. Nothing means that none does.
 const (
@@ -40,7 +40,7 @@ const (
 	Endless = "the kernel itself"
 )
 
-// Pool says over what the kernel counts a resource.
+// Pool is the scope of a count of the kernel's.
 type Pool string
 
 // The pools.
@@ -84,7 +84,7 @@ type Resource struct {
 	take func(bound int) (int, error)
 }
 
-// Setting is what the product reports of a sandbox, as far as rows depend on it.
+// Setting holds those parts of the product's report of a sandbox that rows depend on.
 type Setting struct {
 	Profile string
 	OwnIDs  bool  // no other sandbox has its host ids
@@ -106,8 +106,8 @@ type Taken struct {
 	Killed bool `json:"killed,omitempty"`
 }
 
-// Judge returns the layer that bounds the resource, as the outcome shows it, or [Nothing]. Lost says
-// whether an operation of a neighbour was lost; in shows the setting as it is, not as it is said.
+// Judge returns the layer that bounds the resource by its outcome, or [Nothing]. Lost says whether
+// an operation of a neighbour was lost; in is the setting by its facts, not by any report.
 func (r *Resource) Judge(got Taken, lost bool, in Setting) string {
 	pool := r.Pool
 	if got.Size < 0 {
@@ -238,9 +238,9 @@ func (r *Resource) control() int {
 	return 0
 }
 
-// ControlResource returns the outcome of a taker with an eighth of its bound where no layer of a sandbox
-// holds it: in a bare user namespace, or, for root, in bare namespaces without one. Program is one
-// that contains the corpus.
+// ControlResource returns the outcome of a taker with an eighth of its bound where no layer of a
+// sandbox holds it: in a bare user namespace, or, for root, in bare namespaces without one. Program
+// is one that contains the corpus.
 func ControlResource(ctx context.Context, program, name string) (got Taken, err error) {
 	const apart = syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC
 	attrs := []*syscall.SysProcAttr{{
@@ -271,7 +271,7 @@ func ControlResource(ctx context.Context, program, name string) (got Taken, err 
 	return got, nil
 }
 
-// run takes what it gets.
+// run takes the resource until its bound or a refusal.
 func (r *Resource) run(bound int) Taken {
 	got := Taken{Resource: r.Name}
 	if r.Size != nil {
@@ -288,19 +288,21 @@ func (r *Resource) run(bound int) Taken {
 	return got
 }
 
-// TakeResource is the arguments that make a program that contains the corpus take up to so many of a
-// resource, print a [Taken] and hold all of it until it is killed.
+// TakeResource returns the arguments that make a program that contains the corpus take up to so
+// many of a resource, print a [Taken] and hold all of it until it is killed.
 func TakeResource(name string, bound int) []string {
 	return []string{mainArg, "neighbours", "take", name, strconv.Itoa(bound)}
 }
 
-// ProbeResources is the arguments that make it try the operations of a neighbour and print a [Probed].
+// ProbeResources returns the arguments that make it try the operations of a neighbour and print a
+// [Probed].
 func ProbeResources() []string { return []string{mainArg, "neighbours", "probe"} }
 
-// ShowIDs is the arguments that make it print its id maps, as a list of [IDRange].
+// ShowIDs returns the arguments that make it print its id maps, as a list of [IDRange].
 func ShowIDs() []string { return []string{mainArg, "neighbours", "ids"} }
 
-// IDRange is a line of an id map: Size ids from Outside on, as the user namespace above counts them.
+// IDRange is a line of an id map: Size ids from Outside on, as the user namespace above counts
+// them.
 type IDRange struct {
 	Outside int64 `json:"outside"`
 	Size    int64 `json:"size"`
@@ -418,7 +420,7 @@ func readCeiling(name, host string) func() (int64, string) {
 	}
 }
 
-// readOption returns a Ceiling that every mount of a type that can be written to states as an option.
+// readOption returns a Ceiling that every writable mount of a type states as an option.
 func readOption(kind, option string) func() (int64, string) {
 	return func() (int64, string) {
 		mounts, err := os.ReadFile("/proc/self/mounts")
@@ -452,8 +454,8 @@ func readOption(kind, option string) func() (int64, string) {
 	}
 }
 
-// Resources is the table, in the order in which rows are tried. Those that hinder the start of further
-// programs in their sandbox are the last.
+// Resources returns the table, in the order in which rows are tried. Those that hinder the start of
+// further programs in their sandbox are the last.
 func Resources() []Resource {
 	var all []Resource
 	for _, part := range [][]Resource{descriptors(), buffers(), closedPools(), ipcs(), places(), tasks()} {

@@ -49,7 +49,7 @@ func closing(fd int, err error) error {
 	return unix.Close(fd)
 }
 
-// operations are those of an ordinary program. Each gives back what it took.
+// operations returns those of an ordinary program. Each gives back all of its resources.
 func operations() []operation {
 	return []operation{
 		{"fork", func() error { return clone(0) }},

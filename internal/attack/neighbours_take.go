@@ -36,8 +36,8 @@ func one(open func() (int, error)) func(bound int) (int, error) {
 	})
 }
 
-// ofFiles says that descriptors of a process end at its limit, far beyond the bound of rows that are
-// about the memory of such objects.
+// ofFiles says that descriptors of a process end at its limit, which lies far beyond the bound of
+// rows about the memory of such objects.
 var ofFiles = map[string]string{"EMFILE": Limits}
 
 // memory returns the row of a thing that the kernel counts as memory only.
@@ -781,8 +781,8 @@ func queueSignal() error {
 	return nil
 }
 
-// diskFile makes a file in the root of the sandbox, and leaves it there. A control works in an empty
-// directory.
+// diskFile makes a file in the root of the sandbox, and leaves it there. A control works in an
+// empty directory.
 func diskFile(name string) (int, error) {
 	root := "/"
 	if os.Getenv(envControl) != "" {

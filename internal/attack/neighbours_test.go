@@ -27,7 +27,7 @@ func TestResourcesAreWellFormed(t *testing.T) {
 	}
 }
 
-// An outcome is judged by the facts, in every setting; what should be by what is said.
+// An outcome is judged by the facts, in every setting, and the expectation by the report.
 func TestResourcesAreJudged(t *testing.T) {
 	shared, own := Setting{}, Setting{OwnIDs: true, Memory: 1 << 30, CPU: true}
 	for name, tc := range map[string]struct {
@@ -105,8 +105,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// Where no layer of a sandbox holds a program it takes what it is after: rows that do not even there
-// prove nothing.
+// Where no layer of a sandbox holds a program it takes of each resource. A row that gets none even
+// there proves nothing.
 func TestResourcesAreTakenWhereNothingHolds(t *testing.T) {
 	testenv.RequireUserNS(t)
 	// The host decides about these.

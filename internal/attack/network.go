@@ -57,9 +57,9 @@ func network() []Attack {
 		option("ip-transparent", Capabilities, unix.IPPROTO_IP, unix.IP_TRANSPARENT, 1),
 		// An old type of internet sockets becomes one of packets behind the filter's back (packet(7),
 		// SOCK_PACKET).
-		{"socket-packet-by-type", Capabilities, func() error { return socketProtocol(unix.AF_INET, unix.SOCK_PACKET, 0) }},
-		{"socket-raw-tcp", Capabilities, func() error { return socketProtocol(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_TCP) }},
-		{"socket-raw6-udp", Capabilities, func() error { return socketProtocol(unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_UDP) }},
+		{"socket-packet-by-type", Filter, func() error { return socketProtocol(unix.AF_INET, unix.SOCK_PACKET, 0) }},
+		{"socket-raw-tcp", Filter, func() error { return socketProtocol(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_TCP) }},
+		{"socket-raw6-udp", Filter, func() error { return socketProtocol(unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_UDP) }},
 		// The network namespace of a socket, as a descriptor to enter (ioctl SIOCGSKNS).
 		{"socket-namespace", Capabilities, socketNamespace},
 	}

@@ -75,13 +75,15 @@ type takenByOne struct {
 	Layer   string `json:"layer"` // layer that bounds it, as seen; empty if none does
 	Want    string `json:"want"`  // layer that should, by `enforced`
 	Verdict string `json:"verdict"`
-	// Lost lists failures of operations by place, while the resource was held; After those afterwards.
+	// Lost lists failures of operations by place, while the resource was held, Kept those after its
+	// program had ended, After those after its sandbox had.
 	Lost  map[string]map[string]string `json:"lost,omitempty"`
+	Kept  map[string]map[string]string `json:"kept,omitempty"`
 	After map[string]map[string]string `json:"after,omitempty"`
 }
 
-// runNeighbours has a sandbox take all that it gets of each resource, within a bound of harm, while a
-// neighbour, programs on the host and the daemon go on.
+// runNeighbours has a sandbox take all that it gets of each resource, within a bound of harm, while
+// a neighbour, programs on the host and the daemon go on.
 func runNeighbours(ctx context.Context, opts doctorOptions, d deps) error {
 	began := time.Now()
 	rows, err := chosenResources(opts.attacks)
@@ -214,6 +216,17 @@ func (w *street) create(ctx context.Context, profile string) (*api.Sandbox, erro
 	return s, nil
 }
 
+// renew replaces the sandbox that takes.
+func (w *street) renew(ctx context.Context) error {
+	next, err := w.create(ctx, w.profile)
+	if err != nil {
+		return err
+	}
+	last := w.taker
+	w.taker = next
+	return w.client.DeleteSandbox(ctx, last.ID)
+}
+
 // settingOf returns the setting that the product reports of a sandbox.
 func settingOf(s *api.Sandbox) attack.Setting {
 	e := &s.Enforced
@@ -264,9 +277,14 @@ func (w *street) try(ctx context.Context, r *attack.Resource, size int64) (*take
 	}
 	release()
 	if taken.Taken > 0 && r.Shared() {
-		got.After = w.look(ctx)
+		if got.Kept = w.look(ctx); len(got.Kept) > 0 { // objects that outlive their programs end with the sandbox
+			if err := w.renew(ctx); err != nil {
+				return nil, err
+			}
+			got.After = w.look(ctx)
+		}
 	}
-	got.Layer = r.Judge(got.Taken, len(got.Lost)+len(got.After) > 0, w.real)
+	got.Layer = r.Judge(got.Taken, len(got.Lost)+len(got.Kept)+len(got.After) > 0, w.real)
 	switch {
 	case got.Layer != got.Want && got.Layer == attack.Nothing, len(got.After) > 0:
 		got.Verdict = verdictLost
@@ -374,8 +392,8 @@ func (w *street) probe(ctx context.Context) map[string]map[string]string {
 	return failed
 }
 
-// look tries the operations of programs: in the neighbour, and on the host as this user and, as root,
-// as a user without any right.
+// look tries the operations of programs: in the neighbour, and on the host as this user and, as
+// root, as a user without any right.
 func (w *street) look(ctx context.Context) map[string]map[string]string {
 	failed := make(map[string]map[string]string)
 	judge := func(place string, now attack.Probed, err error) {
@@ -494,6 +512,8 @@ func (t *takenByOne) said() string {
 	switch {
 	case len(t.After) > 0:
 		return t.Verdict + ": not given back"
+	case len(t.Kept) > 0:
+		return t.Verdict + ": given back when its sandbox ended"
 	case t.Verdict == verdictLost, t.Verdict == verdictDiffers:
 		return t.Verdict + ": it should be " + cmp.Or(t.Want, "nothing")
 	}

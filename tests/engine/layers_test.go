@@ -184,6 +184,13 @@ func TestEveryAttackSeesItsLayer(t *testing.T) {
 			}
 		}
 	}
+	// And its layer alone stops it. An undumpable init does not: see TestAttacksWorkWithoutTheLayer.
+	for i, layer := range []string{attack.Filter, attack.Capabilities, attack.Masked, attack.ReadOnly} {
+		others := slices.DeleteFunc(slices.Clone(off), func(l string) bool { return l == layer })
+		for _, name := range attacked(t, f, mutant("alone"+string(rune('a'+i))), program, attacksOn(layer), others) {
+			t.Errorf("%s works where only %s is left", name, layer)
+		}
+	}
 	t.Logf("%d attacks of %d", tried, len(attack.Corpus()))
 	if tried < minSeen {
 		t.Errorf("only %d attacks are worth something", tried)

@@ -119,7 +119,7 @@ func TestShareOfALane(t *testing.T) {
 			t.Errorf("%s: %+v, %v", dir, got, err)
 		}
 	}
-	for dir, want := range map[string]kind{"agent": raced, "agent/policy": static, "internal/service": raced, "tests/functional": static, "internal/confine": plain} {
+	for dir, want := range map[string]kind{"agent": raced, "seccomp": static, "internal/service": raced, "tests/functional": static, "internal/confine": plain} {
 		if got, err := newPackage(module+"/"+dir, dir); err != nil || got.kind(false) != want || got.kind(true) == raced {
 			t.Errorf("%s: %s, %v", dir, got.kind(false), err)
 		}

@@ -348,11 +348,11 @@ func (k kind) compile(ctx context.Context, o options, packages []*testPackage) e
 // without cgo can, as the product's daemon is one. Nor can they look for races then.
 var withoutCgo = []string{"internal/confine"}
 
-// chainOf says which chain the package in a directory belongs to. The longest package has one of
-// its own.
+// chainOf says which chain the package in a directory belongs to. The longest packages have their
+// own.
 func chainOf(dir string) string {
 	switch {
-	case dir == "tests/functional":
+	case dir == "tests/functional", dir == "tests/security":
 		return dir
 	case strings.HasPrefix(dir, "tests/"):
 		return "tests"
@@ -398,7 +398,7 @@ func each(s slots, packages []*testPackage, f func(*testPackage)) {
 
 // longest are the packages outside chains that take longest. They begin, so that what runs alone
 // at the end is short.
-var longest = []string{"image/layer", "agent", "internal/cli", "image", "internal/guest/host", "internal/service", "image/build", "runtime/libct", "agent/llm"}
+var longest = []string{"agent", "image/layer", "internal/guest/host", "image", "internal/cli", "internal/service", "cmd/sandboxd-agent", "internal/agents"}
 
 // byLength orders packages.
 func byLength(a, b *testPackage) int {

@@ -233,7 +233,7 @@ func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPa
 			}
 		}
 	}
-	free := newSlots(chains + max(o.parallel-1, 1)) // the tests that drive daemons mostly wait
+	free := newSlots(chains + o.parallel) // the tests that drive daemons mostly wait
 	for range chains {
 		free.take()
 	}

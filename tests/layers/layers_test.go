@@ -70,7 +70,7 @@ func TestUnpackingAgreesWithUmociAndContainerd(t *testing.T) {
 	dir := t.TempDir()
 	env := append(os.Environ(), inside+"="+dir, "SANDBOXD_TEST_DEBS="+kept, "SANDBOXD_TEST_UMOCI="+umoci, "SANDBOXD_TEST_CONTAINERD="+harness.Helper(t, "containerd-apply"))
 	// With a mount namespace of its own, and, for an ordinary user, as root of the subordinate ids:
-	// whoever runs this, files get the owners that the packages give them.
+	// files get the owners that the packages give them.
 	args := []string{"--mount"}
 	if os.Geteuid() != 0 {
 		testenv.RequireSubIDs(t)

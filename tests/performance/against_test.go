@@ -27,6 +27,7 @@ const slower = 1.05
 type subject struct {
 	*harness.Daemon
 
+	b       *testing.B // that runs
 	running *harness.Sandbox
 	image   string
 	made    []string // ids of sandboxes that the last turn has made
@@ -55,15 +56,15 @@ func BenchmarkAgainst(b *testing.B) {
 	before, now := start(old), start("")
 	for _, o := range []struct {
 		name  string
-		run   func(*subject, *testing.B) error
-		after func(*subject, *testing.B) error // not timed; may be nil
+		run   func(*subject) error
+		after func(*subject) error // not timed; may be nil
 	}{
 		{"create", (*subject).create, (*subject).clear},
 		{"delete", (*subject).clear, (*subject).create}, // the last one is deleted with the daemon
-		{"exec", func(d *subject, b *testing.B) error { return execTrue(b.Context(), d.running) }, nil},
+		{"exec", func(d *subject) error { return execTrue(d.b.Context(), d.running) }, nil},
 		{"run", (*subject).runOnce, nil},
-		{"write-1MiB", func(d *subject, b *testing.B) error {
-			return d.running.Put(b.Context(), "/tmp/file", make([]byte, 1<<20))
+		{"write-1MiB", func(d *subject) error {
+			return d.running.Put(d.b.Context(), "/tmp/file", make([]byte, 1<<20))
 		}, nil},
 		{"read-1MiB", (*subject).readFile, nil},
 		{"pull", (*subject).pull, (*subject).forget},
@@ -72,7 +73,8 @@ func BenchmarkAgainst(b *testing.B) {
 		b.Run(o.name, func(b *testing.B) {
 			if o.name == "delete" {
 				for _, d := range []*subject{before, now} {
-					if err := d.create(b); err != nil {
+					d.b = b
+					if err := d.create(); err != nil {
 						b.Fatal(err)
 					}
 				}
@@ -86,18 +88,19 @@ func BenchmarkAgainst(b *testing.B) {
 }
 
 // against times an operation of both daemons in turns and reports how they compare.
-func against(b *testing.B, before, now *subject, run, after func(*subject, *testing.B) error) {
+func against(b *testing.B, before, now *subject, run, after func(*subject) error) {
 	b.Helper()
 	timed := func(name string, d *subject) side {
+		d.b = b
 		fresh := true
 		return side{
-			name: name, run: func() error { return run(d, b) },
+			name: name, run: func() error { return run(d) },
 			ready: func() error { // what follows the turn before is not timed
 				if after == nil || fresh {
 					fresh = false
 					return nil
 				}
-				return after(d, b)
+				return after(d)
 			},
 		}
 	}
@@ -105,7 +108,7 @@ func against(b *testing.B, before, now *subject, run, after func(*subject, *test
 	measure(b, sides)
 	for _, d := range []*subject{before, now} {
 		if after != nil {
-			if err := after(d, b); err != nil {
+			if err := after(d); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -131,7 +134,7 @@ func ratioOfMedians(a, b []time.Duration) (ratio, low, high float64) {
 		return float64(times[len(times)/2])
 	}
 	const samples = 2000
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a sample, the same for the same times
+	random := rand.New(rand.NewPCG(1, 2)) // the same for the same times
 	as, bs, ratios := make([]time.Duration, len(a)), make([]time.Duration, len(b)), make([]float64, samples)
 	for i := range ratios {
 		for j := range as {
@@ -144,8 +147,8 @@ func ratioOfMedians(a, b []time.Duration) (ratio, low, high float64) {
 	return median(slices.Clone(b)) / median(slices.Clone(a)), ratios[samples*25/1000], ratios[samples*975/1000]
 }
 
-func (d *subject) create(b *testing.B) error {
-	s, err := d.TryCreate(b.Context(), api.CreateSandbox{})
+func (d *subject) create() error {
+	s, err := d.TryCreate(d.b.Context(), api.CreateSandbox{})
 	if err == nil {
 		d.made = append(d.made, s.ID)
 	}
@@ -153,9 +156,9 @@ func (d *subject) create(b *testing.B) error {
 }
 
 // clear deletes the sandboxes that the last turn has made.
-func (d *subject) clear(b *testing.B) error {
+func (d *subject) clear() error {
 	for _, id := range d.made {
-		if err := d.Call(b.Context(), http.MethodDelete, "/v1/sandboxes/"+id, nil, nil); err != nil {
+		if err := d.Call(d.b.Context(), http.MethodDelete, "/v1/sandboxes/"+id, nil, nil); err != nil {
 			return err
 		}
 	}
@@ -163,23 +166,23 @@ func (d *subject) clear(b *testing.B) error {
 	return nil
 }
 
-func (d *subject) createExec(b *testing.B) error {
-	s, err := d.TryCreate(b.Context(), api.CreateSandbox{})
+func (d *subject) createExec() error {
+	s, err := d.TryCreate(d.b.Context(), api.CreateSandbox{})
 	if err != nil {
 		return err
 	}
 	d.made = append(d.made, s.ID)
-	_, err = s.TryExec(b.Context(), api.ExecRequest{Argv: []string{"/bin/true"}})
+	_, err = s.TryExec(d.b.Context(), api.ExecRequest{Argv: []string{"/bin/true"}})
 	return err
 }
 
 // refill deletes the sandboxes of the last turn and waits until the warm pool is full.
-func (d *subject) refill(b *testing.B) error {
-	if err := d.clear(b); err != nil {
+func (d *subject) refill() error {
+	if err := d.clear(); err != nil {
 		return err
 	}
-	harness.Eventually(b, func() error {
-		if slices.ContainsFunc(d.System(b).Pools, func(p api.Pool) bool { return p.Ready < p.Size }) {
+	harness.Eventually(d.b, func() error {
+		if slices.ContainsFunc(d.System(d.b).Pools, func(p api.Pool) bool { return p.Ready < p.Size }) {
 			return errors.New("the pool is not full")
 		}
 		return nil
@@ -187,13 +190,13 @@ func (d *subject) refill(b *testing.B) error {
 	return nil
 }
 
-func (d *subject) runOnce(b *testing.B) error {
+func (d *subject) runOnce() error {
 	var result api.ExecResult
-	return d.Call(b.Context(), http.MethodPost, "/v1/run", api.RunRequest{Exec: api.ExecRequest{Argv: []string{"/bin/true"}}}, &result)
+	return d.Call(d.b.Context(), http.MethodPost, "/v1/run", api.RunRequest{Exec: api.ExecRequest{Argv: []string{"/bin/true"}}}, &result)
 }
 
-func (d *subject) readFile(b *testing.B) error {
-	response, err := d.running.Get(b.Context(), "/tmp/file")
+func (d *subject) readFile() error {
+	response, err := d.running.Get(d.b.Context(), "/tmp/file")
 	if err != nil {
 		return err
 	}
@@ -204,19 +207,19 @@ func (d *subject) readFile(b *testing.B) error {
 	return errors.Join(err, response.Body.Close())
 }
 
-func (d *subject) pull(b *testing.B) error {
-	_, err := d.Pull(b.Context(), d.image, false)
+func (d *subject) pull() error {
+	_, err := d.Pull(d.b.Context(), d.image, false)
 	return err
 }
 
 // forget removes the image, so that the next pull fetches and unpacks it again.
-func (d *subject) forget(b *testing.B) error {
-	return d.Call(b.Context(), http.MethodDelete, "/v1/images?reference="+url.QueryEscape(d.image), nil, nil)
+func (d *subject) forget() error {
+	return d.Call(d.b.Context(), http.MethodDelete, "/v1/images?reference="+url.QueryEscape(d.image), nil, nil)
 }
 
-func (d *subject) fork(b *testing.B) error {
+func (d *subject) fork() error {
 	var out api.SandboxForked
-	if err := d.Call(b.Context(), http.MethodPost, "/v1/sandboxes/"+d.running.ID+"/fork", api.ForkSandbox{Count: 1}, &out); err != nil {
+	if err := d.Call(d.b.Context(), http.MethodPost, "/v1/sandboxes/"+d.running.ID+"/fork", api.ForkSandbox{Count: 1}, &out); err != nil {
 		return err
 	}
 	for _, s := range out.Sandboxes {

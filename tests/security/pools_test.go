@@ -164,7 +164,7 @@ func TestCrashStartsNothing(t *testing.T) {
 		if err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
 		}
-		return strings.Count(string(text), "crasher\n")
+		return strings.Count(string(text), "\n") // of any name: a shell that is killed before it executes has its own
 	}
 	crash(func(script string) {
 		if out, err := exec.CommandContext(t.Context(), "sh", "-c", "ulimit -c 0; "+script).CombinedOutput(); err != nil {
