@@ -95,8 +95,9 @@ type CreateSandbox struct {
 
 // Values of [Enforced.IDs]: the user and group IDs of the host that the sandbox runs under.
 const (
-	// IDsOwn is a range of 65,536 IDs that no other sandbox has while this one runs. Nothing that
-	// the kernel counts for a user of the host is shared with another sandbox.
+	// IDsOwn is a range of 65,536 IDs that no other sandbox has while this one runs. So another one
+	// cannot use up pages of pipes, epoll watches or descriptors in flight, which the kernel counts
+	// by user of the host.
 	IDsOwn = "own"
 	// IDsShared is a range of subordinate IDs that all sandboxes of the daemon share.
 	IDsShared = "shared"
