@@ -18,8 +18,8 @@ import (
 //
 //   - Origin, which is of another host than the one that is asked, or "null";
 //   - Sec-Fetch-Site, which browsers add and pages cannot set;
-//   - Host, a name in the DNS: a page whose name is made to lead to this machine (DNS rebinding) has
-//     one. Clients of a Unix socket send a word, the socket's path, or an address.
+//   - Host, a name in the DNS: a page whose name is made to lead to this machine (DNS rebinding)
+//     has one. Clients of a Unix socket send a word, the socket's path, or an address.
 func checkOrigin(req *http.Request) error {
 	if site := req.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" {
 		return class.Mark(class.ErrForbidden, errors.New("a web page of another site has sent this request (Sec-Fetch-Site)"))

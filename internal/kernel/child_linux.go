@@ -119,7 +119,8 @@ func procChild() error {
 	return unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 }
 
-// IPCCeilings tries whether the root of an IPC namespace can set the ceilings of System V IPC in it.
+// IPCCeilings tries whether the root of an IPC namespace can set the ceilings of System V IPC in
+// it.
 func IPCCeilings(ctx context.Context) error {
 	return runChild(ctx, "ipc", "-", "ceilings of System V IPC in a user namespace", "6.9")
 }

@@ -295,9 +295,9 @@ func buildRoot(setup *Setup) error {
 			return fmt.Errorf("attach %s: %w", fs, err)
 		}
 	}
-	// Devices cannot be made in a user namespace, so the host's harmless ones are bound. Read-only, which
-	// does not concern writing to a device: else a sandbox, whose mounts are copies of these, could
-	// change the times of the host's files.
+	// Devices cannot be made in a user namespace, so the host's harmless ones are bound. Read-only,
+	// which does not concern writing to a device: else a sandbox, whose mounts are copies of these,
+	// could change the times of the host's files.
 	for _, name := range []string{"null", "zero", "full", "random", "urandom", "tty"} {
 		fd, err := unix.Openat(root, "dev/"+name, unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
 		if err != nil {

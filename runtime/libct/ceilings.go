@@ -36,8 +36,8 @@ import (
 // Those in files are set from inside with CAP_SYS_RESOURCE over the namespace, which no program of
 // a sandbox has, nor its init; the files are read-only to programs besides.
 //
-// System V IPC outlives its programs, and the kernel's own ceilings on it are those of a whole host.
-// So its namespace has ceilings too, which its root can set since Linux 6.9.
+// System V IPC outlives its programs, and the kernel's own ceilings on it are those of a whole
+// host. So its namespace has ceilings too, which its root can set since Linux 6.9.
 
 // ceiling is one of a namespace: its file below /proc/sys, and how many of the thing each user of a
 // user namespace may have, or all of an IPC namespace.
@@ -152,9 +152,9 @@ func given() (all []ceiling, limits []configs.Rlimit, err error) {
 	return all, limits, nil
 }
 
-// boundProcesses makes the launcher's soft limit of processes one that means something: half of it is
-// the ceiling of all sandboxes together (processes.go), which must leave pids to others. No user has
-// more processes than the host has pids, so the launcher loses nothing.
+// boundProcesses makes the launcher's soft limit of processes one that means something: half of it
+// is the ceiling of all sandboxes together (processes.go), which must leave pids to others. No user
+// has more processes than the host has pids, so the launcher loses nothing.
 func boundProcesses() error {
 	var own unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &own); err != nil {

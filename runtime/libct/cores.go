@@ -30,8 +30,8 @@ func readCorePattern() string {
 	return pattern
 }
 
-// cores judges what a crash in a sandbox does, for Enforced; missing is the remedy where that is not
-// nothing. A filter that lets programs lower the limit of 1 byte takes its effect away; nil is one
+// cores judges the effect of a crash in a sandbox, for Enforced; missing is the remedy where there
+// is one. A filter that lets programs lower the limit of 1 byte takes its effect away; nil is one
 // that does not.
 func (h *Host) cores(filter *specs.LinuxSeccomp) (what, missing string) {
 	switch handler := kernel.CoreHandlerOf(h.CorePattern); {
