@@ -69,8 +69,10 @@ type Resource struct {
 	// Unsized is the pool where Size is negative.
 	Unsized Pool
 	// Stops says which layer stops the program with an error. EPERM, EACCES and ENOSYS for the first
-	// one are the filter's unless they are named.
-	Stops map[string]string
+	// one are the filter's unless they are named; Refused lists its other answers for the first one,
+	// those of a kernel without the resource.
+	Stops   map[string]string
+	Refused []string
 	// Empty lists the errors of an empty pool: taking has come to its end, and no layer stopped it.
 	Empty []string
 	// Ceiling returns a bound that the program can read, far below the pool's size, and its layer.
@@ -118,6 +120,8 @@ func (r *Resource) Judge(got Taken, lost bool, in Setting) string {
 		return Nothing
 	case got.Killed:
 		return MemoryCgroup
+	case got.Taken == 0 && slices.Contains(r.Refused, got.Stopped):
+		return Filter
 	case got.Stopped != "" && !slices.Contains(r.Empty, got.Stopped):
 		if layer, known := r.Stops[got.Stopped]; known {
 			return layer

@@ -43,14 +43,6 @@ var noControl = map[string]string{
 	"real-time": "needs the host's root", "priority": "needs the host's root", "pressure-triggers": "the kernel may have none", "perf-events": "unprivileged programs may have none",
 }
 
-// unbounded lists resources that nothing bounds yet, though the table says which layer should. One
-// that is bounded has to leave the list.
-var unbounded = []string{
-	"terminals", "asynchronous-io", "socket-filters", "reuseport-filters", "seccomp-filters", "huge-memfds", "huge-pages", "pressure-triggers", "tmpfs-inodes",
-	// Only an ordinary user's: root may lock more than sandboxes take.
-	"locked-segments",
-}
-
 // TestNeighboursLoseNothing has a sandbox take of each resource that the kernel counts beyond it.
 // The layer that bounds it must be the one that `enforced` promises, in both directions: a resource
 // that nothing bounds must be said to be unbounded, and one that is said to be must not be held.
@@ -73,7 +65,6 @@ func TestNeighboursLoseNothing(t *testing.T) {
 			if _, may := noControl[r.Name]; r.Control.Taken == 0 && !may {
 				t.Errorf("control: nothing is taken where no layer holds it: %s", r.Control.Stopped)
 			}
-			failed := 0
 			for _, profile := range want {
 				by, tried := r.Profiles[profile]
 				if !tried {
@@ -84,15 +75,8 @@ func TestNeighboursLoseNothing(t *testing.T) {
 				if by.Verdict == "held" || by.Verdict == "open" {
 					continue
 				}
-				failed++
-				if slices.Contains(unbounded, r.Name) && by.Verdict == "LOST" && len(by.After) == 0 {
-					continue
-				}
 				t.Errorf("%s: %s: %d taken, stopped by %q %s, want %q; lost %v, then %v, afterwards %v",
 					profile, by.Verdict, by.Taken.Taken, by.Layer, by.Stopped, by.Want, by.Lost, by.Kept, by.After)
-			}
-			if failed == 0 && slices.Contains(unbounded, r.Name) && r.Name != "locked-segments" {
-				t.Error("it is bounded, and on the list of those that are not")
 			}
 		})
 	}
