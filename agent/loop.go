@@ -81,6 +81,7 @@ func messageSize(m llm.Message) int {
 func (r *run) loop(ctx context.Context) (ExitReason, string, error) {
 	tools := newTools(r.sandbox, r.l.run.Prompt.WorkingDir, r.l.run.ToolTimeout)
 	tools.onOutput = r.OnOutput
+	tools.ruled = r.policy.HasRules()
 	for {
 		if r.l.open == nil {
 			if reason, detail, err := r.beginTurn(ctx); reason != "" || err != nil {

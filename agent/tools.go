@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/agent/llm"
+	"github.com/sandboxd/sandboxd/agent/policy"
 	"github.com/sandboxd/sandboxd/api"
 )
 
@@ -81,6 +82,7 @@ type toolbox struct {
 	shell       string // "bash", or "sh" if the image lacks bash
 	scriptDir   string // directory for commands that are too long for argv
 	scripts     int    // number of such commands
+	ruled       bool   // a policy has read the commands as bash does
 	onOutput    func([]byte)
 }
 
@@ -268,6 +270,9 @@ func (i *integer) UnmarshalJSON(b []byte) error {
 // commandArgMax is the longest command in argv, in bytes: Linux allows 128 KiB for one argument.
 const commandArgMax = 120 << 10
 
+// readsOtherwise answers a command that the policy has read as bash does, in an image without it.
+const readsOtherwise = "Error: not run: this sandbox has no bash, and its sh reads this command otherwise. Write it for a POSIX shell: [ ] for [[ ]], and no arrays, (( )) or <( )."
+
 // bash runs the model's command line in a new shell.
 func (t *toolbox) bash(ctx context.Context, command string) (observation, error) {
 	argv := []string{t.shell, "-c", command}
@@ -281,9 +286,15 @@ func (t *toolbox) bash(ctx context.Context, command string) (observation, error)
 	}
 	stdout, stderr := newHeadTail(captureBytes), newHeadTail(captureBytes)
 	req := api.ExecRequest{Argv: argv, Cwd: t.workingDir, Timeout: t.timeout.Seconds()}
+	if t.shell == "sh" && t.ruled && !policy.SameInSh(command) {
+		return observation{}, toolErrorf(readsOtherwise)
+	}
 	outcome, err := t.sandbox.Exec(ctx, req, t.tee(stdout), t.tee(stderr))
 	if hasCode(err, api.CodeProgramMissing) && t.shell == "bash" {
 		t.shell = "sh" // Alpine, for example
+		if t.ruled && !policy.SameInSh(command) {
+			return observation{}, toolErrorf(readsOtherwise)
+		}
 		req.Argv = append([]string{t.shell}, argv[1:]...)
 		outcome, err = t.sandbox.Exec(ctx, req, t.tee(stdout), t.tee(stderr))
 	}

@@ -124,6 +124,27 @@ func TestBashWithoutBash(t *testing.T) {
 	}
 }
 
+// A policy reads lines as bash does. In sh this one would run echo.
+func TestBashWithoutBashUnderAPolicy(t *testing.T) {
+	box, s, _ := newToolbox(t)
+	s.missing, box.ruled = map[string]bool{"bash": true}, true
+	for range 2 {
+		if obs := observe(t, box, bashCall("[[ a || echo ]]")); !strings.Contains(obs.text, "its sh reads this command otherwise") {
+			t.Errorf("got %q", obs.text)
+		}
+	}
+	if obs := observe(t, box, bashCall("echo hi")); !strings.HasSuffix(obs.text, "\nhi\n") {
+		t.Errorf("got %q", obs.text)
+	}
+	var used []string
+	for _, e := range s.execs {
+		used = append(used, e.Argv[0])
+	}
+	if diff := cmp.Diff([]string{"bash", "sh"}, used); diff != "" {
+		t.Errorf("shells (-want +got):\n%s", diff)
+	}
+}
+
 // One argument may have 128 KiB; LLM-in-Sandbox's tools fail there with "argument list too long".
 func TestLongCommandAndFile(t *testing.T) {
 	box, _, dir := newToolbox(t)

@@ -121,16 +121,25 @@ type Enforced struct {
 	// Landlock is the version that confines programs; 0 means none. They change no mount, make no
 	// block device, and write only where the profile allows it. From version 6 on they neither
 	// signal processes nor reach abstract sockets outside.
-	Landlock int    `json:"landlock"`
-	Memory   string `json:"memory"`  // "cgroup" or "none"
-	CPU      string `json:"cpu"`     // "cgroup" or "none": the ceiling on time
-	CPUSet   string `json:"cpuset"`  // "cgroup" or "none"; ceiling on time
-	Pids     string `json:"pids"`    // "cgroup" or "rlimit"
-	IO       string `json:"io"`      // "cgroup", "direct" (not what goes through the page cache) or "none"
-	Network  string `json:"network"` // "cgroup", "direct" (not writes through the page cache) or "none"
+	Landlock int `json:"landlock"`
+	// Cores is "none" if the crash of a program starts nothing on the host, or "host" if it starts the
+	// host's program for cores, or is handed to its service, as root of the host.
+	Cores   string `json:"cores"`
+	Memory  string `json:"memory"`  // "cgroup" or "none"
+	CPU     string `json:"cpu"`     // "cgroup" or "none": the ceiling on time
+	CPUSet  string `json:"cpuset"`  // "cgroup" or "none"; ceiling on time
+	Pids    string `json:"pids"`    // "cgroup" or "rlimit"
+	IO      string `json:"io"`      // "cgroup", "direct" (not what goes through the page cache) or "none"
+	Network string `json:"network"` // "cgroup", "direct" (not writes through the page cache) or "none"
 	// Missing names the defaults that this host cannot provide, each with its remedy.
 	Missing []string `json:"missing,omitempty"`
 }
+
+// The values of [Enforced.Cores].
+const (
+	CoresNone = "none"
+	CoresHost = "host"
+)
 
 // Sandbox describes a sandbox.
 type Sandbox struct {

@@ -186,7 +186,6 @@ type Filter struct {
 	AllTenants bool              // of every tenant: for the daemon's housekeeping, never for a caller
 	Labels     map[string]string // all of them must be there with these values
 	State      api.SandboxState
-	Limit      int
 }
 
 // List returns the sandboxes that filter chooses, oldest first.
@@ -202,9 +201,6 @@ func (s *Supervisor) List(filter Filter) []Record {
 	slices.SortFunc(list, func(a, b Record) int {
 		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
 	})
-	if filter.Limit > 0 && len(list) > filter.Limit {
-		list = list[:filter.Limit]
-	}
 	return list
 }
 

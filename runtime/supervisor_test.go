@@ -214,15 +214,13 @@ func TestListFilters(t *testing.T) {
 		filter runtime.Filter
 		want   int
 	}{
-		"all":            {runtime.Filter{}, 4},
-		"label":          {runtime.Filter{Labels: map[string]string{"parity": "1"}}, 2},
-		"empty value":    {runtime.Filter{Labels: map[string]string{"all": ""}}, 4},
-		"absent key":     {runtime.Filter{Labels: map[string]string{"none": ""}}, 0},
-		"two labels":     {runtime.Filter{Labels: map[string]string{"parity": "0", "all": ""}}, 2},
-		"state":          {runtime.Filter{State: api.StateRunning}, 4},
-		"other state":    {runtime.Filter{State: api.StateLost}, 0},
-		"limit":          {runtime.Filter{Limit: 3}, 3},
-		"limit too high": {runtime.Filter{Limit: 30}, 4},
+		"all":         {runtime.Filter{}, 4},
+		"label":       {runtime.Filter{Labels: map[string]string{"parity": "1"}}, 2},
+		"empty value": {runtime.Filter{Labels: map[string]string{"all": ""}}, 4},
+		"absent key":  {runtime.Filter{Labels: map[string]string{"none": ""}}, 0},
+		"two labels":  {runtime.Filter{Labels: map[string]string{"parity": "0", "all": ""}}, 2},
+		"state":       {runtime.Filter{State: api.StateRunning}, 4},
+		"other state": {runtime.Filter{State: api.StateLost}, 0},
 	} {
 		if got := len(s.List(tc.filter)); got != tc.want {
 			t.Errorf("%s: %d, want %d", name, got, tc.want)

@@ -6,7 +6,10 @@ import "slices"
 // made on amd64. They are the same on both.
 const (
 	errnoEPERM           = 1
+	errnoENOMEM          = 12
+	errnoEINVAL          = 22
 	errnoENOSYS          = 38
+	errnoENOPROTOOPT     = 92
 	errnoEPROTONOSUPPORT = 93
 	errnoENOTSUP         = 95
 	errnoEAFNOSUPPORT    = 97
@@ -23,6 +26,8 @@ const (
 
 	solIP, solSocket, solTCP, solUDP, solIPv6, solNetlink = 0, 1, 6, 17, 41, 270
 
+	sockStream, sockDgram, sockTypeMask = 1, 2, 0xf // the other bits are flags
+
 	ipprotoTCP, ipprotoUDP = 6, 17
 	ipprotoMask            = 0x1ff // up to 262, MPTCP
 	tcpULP                 = 31
@@ -31,6 +36,17 @@ const (
 	netlinkMask            = 0x1f // up to 22
 
 	tiocSTI, tiocLINUX, tiocSETD = 0x5412, 0x541c, 0x5423
+
+	// Options of solSocket; it has options up to 84.
+	soAttachFilter, soLockFilter, soAttachBPF            = 26, 44, 50
+	soAttachReuseportCBPF, soAttachReuseportEBPF, soMask = 51, 52, 0x7f
+
+	seccompSetModeFilter, seccompMask = 1, 0x3 // operations up to 3
+	prSetSeccomp, prMask              = 22, 0xff
+
+	rlimitCore, rlimitMask = 4, 0xf // resources up to 15
+
+	mapHugetlb, mfdHugetlb, shmHugetlb = 0x40000, 0x4, 0o4000
 
 	fallocKeepSize, fallocPunchHole, fallocCollapseRange   = 0x01, 0x02, 0x08
 	fallocZeroRange, fallocInsertRange, fallocUnshareRange = 0x10, 0x20, 0x40
@@ -65,25 +81,23 @@ func allowed() []Group {
 			"mknodat",
 		}},
 		{Reason: "memory", Calls: []string{
-			"brk", "madvise", "map_shadow_stack", "membarrier", "memfd_create", "memfd_secret", "mincore", "mlock", "mlock2",
-			"mlockall", "mmap", "mprotect", "mremap", "mseal", "msync", "munlock", "munlockall", "munmap", "pkey_alloc",
+			"brk", "madvise", "map_shadow_stack", "membarrier", "memfd_secret", "mincore", "mlock", "mlock2", "mlockall", "mprotect", "mremap", "mseal", "msync", "munlock", "munlockall", "munmap", "pkey_alloc",
 			"pkey_free", "pkey_mprotect", "process_mrelease",
 		}},
 		{Reason: "processes and threads; what they may do to each other is decided by credentials within the sandbox", Calls: []string{
 			"execve", "execveat", "exit", "exit_group", "getcpu", "getegid", "geteuid", "getgid", "getgroups", "getpgid",
 			"getpid", "getppid", "getpriority", "getresgid", "getresuid", "getrlimit", "getrusage", "getsid", "gettid", "getuid",
-			"get_robust_list", "ioprio_get", "ioprio_set", "kill", "pidfd_open", "pidfd_send_signal", "prctl", "prlimit64",
-			"ptrace", "restart_syscall", "rseq", "sched_getaffinity", "sched_getattr", "sched_getparam",
+			"get_robust_list", "ioprio_get", "ioprio_set", "kill", "pidfd_open", "pidfd_send_signal", "ptrace", "restart_syscall", "rseq", "sched_getaffinity", "sched_getattr", "sched_getparam",
 			"sched_get_priority_max", "sched_get_priority_min", "sched_getscheduler", "sched_rr_get_interval",
 			"sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler", "sched_yield", "set_robust_list",
-			"set_tid_address", "setpgid", "setpriority", "setrlimit", "setsid", "tgkill", "times", "tkill", "wait4", "waitid",
+			"set_tid_address", "setpgid", "setpriority", "setsid", "tgkill", "times", "tkill", "wait4", "waitid",
 		}},
 		{Reason: "credentials: package managers and init change user; no_new_privs and the bounding set hold", Calls: []string{
 			"capget", "capset", "setfsgid", "setfsuid", "setgid", "setgroups", "setregid", "setresgid", "setresuid", "setreuid",
 			"setuid",
 		}},
 		{Reason: "programs that restrict themselves further", Calls: []string{
-			"landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "seccomp",
+			"landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self",
 		}},
 		{Reason: "signals", Calls: []string{
 			"rt_sigaction", "rt_sigpending", "rt_sigprocmask", "rt_sigqueueinfo", "rt_sigreturn", "rt_sigsuspend",
@@ -104,10 +118,7 @@ func allowed() []Group {
 		}},
 		{Reason: "System V and POSIX IPC, in an IPC namespace of its own (databases use it)", Calls: []string{
 			"mq_getsetattr", "mq_notify", "mq_open", "mq_timedreceive", "mq_timedsend", "mq_unlink", "msgctl", "msgget", "msgrcv",
-			"msgsnd", "semctl", "semget", "semop", "semtimedop", "shmat", "shmctl", "shmdt", "shmget",
-		}},
-		{Reason: "the old asynchronous I/O (databases use it; io_uring stays closed)", Calls: []string{
-			"io_cancel", "io_destroy", "io_getevents", "io_pgetevents", "io_setup", "io_submit",
+			"msgsnd", "semctl", "semget", "semop", "semtimedop", "shmat", "shmctl", "shmdt",
 		}},
 		{Reason: "facts about the system", Calls: []string{"getrandom", "sysinfo", "uname"}},
 		{Reason: "what newer calls have replaced, on x86-64", Only: AMD64, Calls: []string{
@@ -129,6 +140,7 @@ func conditional() []Group {
 
 	// AF_INET is 2 and AF_INET6 10: one bit apart, so one condition.
 	inet := [][]Cond{{{Arg: 0, Mask: low32 &^ 8, Value: afInet}}}
+	sockType := func(kind uint64) [][]Cond { return [][]Cond{{{Arg: 1, Mask: sockTypeMask, Value: kind}}} }
 	return []Group{
 		{
 			Reason: "processes and threads in the sandbox's namespaces",
@@ -147,9 +159,15 @@ func conditional() []Group {
 			When:   anyOf(0, afUnix),
 		},
 		{
-			Reason: "TCP and UDP",
+			// The kernel makes a packet socket of an internet socket with the old type SOCK_PACKET
+			// (__sock_create), and a raw one sends whatever headers it is given. Both need a capability that
+			// one's own profile may have.
+			Reason: "TCP and UDP, and no raw or packet sockets in their guise",
 			Calls:  []string{"socket"},
-			When:   and(inet, anyOf(2, 0, ipprotoTCP, ipprotoUDP)),
+			When: and(inet, slices.Concat(
+				and(sockType(sockStream), anyOf(2, 0, ipprotoTCP)),
+				and(sockType(sockDgram), anyOf(2, 0, ipprotoUDP)),
+			)),
 		},
 		{
 			Reason: "asking for interfaces and addresses, as getifaddrs does",
@@ -180,14 +198,121 @@ func conditional() []Group {
 			When:   noneOf(0, afMask, afUnix),
 		},
 		{
-			// Options 0 to 63 of TCP but one; the levels of kernel TLS, RDS, ALG, MPTCP and the like are not
-			// named.
+			// Options 0 to 63 of TCP but one, and 0 to 127 of all sockets but five; the levels of kernel TLS,
+			// RDS, ALG, MPTCP and the like are not named.
 			Reason: "options of the sockets that can be made",
 			Calls:  []string{"setsockopt"},
 			When: slices.Concat(
-				anyOf(1, solIP, solSocket, solUDP, solIPv6, solNetlink),
+				anyOf(1, solIP, solUDP, solIPv6, solNetlink),
+				and(anyOf(1, solSocket), within(low32&^soMask, noneOf(2, soMask, filterOptions...))),
 				and(anyOf(1, solTCP), within(low32&^tcpMask, noneOf(2, tcpMask, tcpULP))),
 			),
+		},
+		{
+			// All programs of the host's users together have net.core.bpf_jit_limit bytes for them. Once these
+			// are used up, no seccomp filter is loaded either, so no sandbox starts. The kernel counts neither
+			// by user nor by cgroup. Programs take this answer for a kernel without filters.
+			Reason: "no program of BPF on a socket: they use up memory that all filters of the host share",
+			Calls:  []string{"setsockopt"},
+			Errno:  errnoENOPROTOOPT,
+			When:   and(anyOf(1, solSocket), anyOf(2, filterOptions...)),
+		},
+		{
+			Reason: "asking about filters, and the strict mode",
+			Calls:  []string{"seccomp"},
+			When:   within(low32&^seccompMask, noneOf(0, seccompMask, seccompSetModeFilter)),
+		},
+		{
+			// From the same memory, 32,768 instructions a process. They are counted by process only, so a
+			// small number of filters is not to be had. After this answer man-db, vsftpd, sshd and Chromium do
+			// without, as on a kernel that has none.
+			Reason: "no filters within the filter: they use up memory that all filters of the host share",
+			Calls:  []string{"seccomp"},
+			Errno:  errnoEINVAL,
+			When:   anyOf(0, seccompSetModeFilter),
+		},
+		{
+			// No two options have the same lower byte.
+			Reason: "a process's own attributes",
+			Calls:  []string{"prctl"},
+			When:   noneOf(0, prMask, prSetSeccomp),
+		},
+		{
+			Reason: "the older way to a filter",
+			Calls:  []string{"prctl"},
+			Errno:  errnoEINVAL,
+			When:   [][]Cond{{{Arg: 0, Mask: prMask, Value: prSetSeccomp}}},
+		},
+		{
+			Reason: "one's own limits, and reading those of others",
+			Calls:  []string{"prlimit64"},
+			When: slices.Concat(
+				and([][]Cond{{whole(0, 0)}}, within(low32&^rlimitMask, noneOf(1, rlimitMask, rlimitCore))),
+				[][]Cond{{whole(2, 0)}},
+			),
+		},
+		{
+			// Init's among them, and its threads have pids of their own: without descriptors it cannot find
+			// what to kill. All 64 bits are compared: a zero in the lower half alone is refused, not let
+			// through.
+			Reason: "no limits of other processes",
+			Calls:  []string{"prlimit64"},
+			Errno:  errnoEPERM,
+			When:   [][]Cond{{isNot(0, 0), isNot(2, 0)}},
+		},
+		{
+			// A limit of 1 byte keeps the kernel from starting the host's program for cores (core(5)). With 0
+			// it starts it. Programs that hold secrets set 0 and give up where that is refused.
+			Reason:  "the limit of cores stays, and no core is written in any case",
+			Calls:   []string{"prlimit64"},
+			Pretend: true,
+			When:    [][]Cond{{whole(0, 0), is(1, rlimitCore), isNot(2, 0)}},
+		},
+		{
+			Reason: "one's own limits, by the older call",
+			Calls:  []string{"setrlimit"},
+			When:   within(low32&^rlimitMask, noneOf(0, rlimitMask, rlimitCore)),
+		},
+		{
+			Reason:  "the limit of cores stays, by the older call",
+			Calls:   []string{"setrlimit"},
+			Pretend: true,
+			When:    anyOf(0, rlimitCore),
+		},
+		{
+			Reason: "memory in ordinary pages",
+			Calls:  []string{"mmap"},
+			When:   [][]Cond{{{Arg: 3, Mask: mapHugetlb, Value: 0}}},
+		},
+		{
+			// A host reserves them for a program of its own; they are counted by no limit of ours. Programs
+			// take this answer for a host that has none left.
+			Reason: "no huge pages",
+			Calls:  []string{"mmap"},
+			Errno:  errnoENOMEM,
+			When:   [][]Cond{{{Arg: 3, Mask: mapHugetlb, Value: mapHugetlb}}},
+		},
+		{
+			Reason: "files in memory, in ordinary pages",
+			Calls:  []string{"memfd_create"},
+			When:   [][]Cond{{{Arg: 1, Mask: mfdHugetlb, Value: 0}}},
+		},
+		{
+			Reason: "no files of huge pages",
+			Calls:  []string{"memfd_create"},
+			Errno:  errnoENOMEM,
+			When:   [][]Cond{{{Arg: 1, Mask: mfdHugetlb, Value: mfdHugetlb}}},
+		},
+		{
+			Reason: "System V shared memory, in ordinary pages",
+			Calls:  []string{"shmget"},
+			When:   [][]Cond{{{Arg: 2, Mask: shmHugetlb, Value: 0}}},
+		},
+		{
+			Reason: "no shared memory of huge pages",
+			Calls:  []string{"shmget"},
+			Errno:  errnoENOMEM,
+			When:   [][]Cond{{{Arg: 2, Mask: shmHugetlb, Value: shmHugetlb}}},
 		},
 		{
 			Reason: "no TLS or other protocol in the kernel on top of TCP (CVE-2023-0461, -2024-26583, -2025-39682, …)",
@@ -217,6 +342,10 @@ func conditional() []Group {
 		},
 	}
 }
+
+// filterOptions are those by which a program of BPF gets into the kernel, and the one that keeps it
+// there.
+var filterOptions = []uint32{soAttachFilter, soLockFilter, soAttachBPF, soAttachReuseportCBPF, soAttachReuseportEBPF}
 
 func low16(arg uint, value uint32) Cond { return Cond{Arg: arg, Mask: 0xffff, Value: uint64(value)} }
 

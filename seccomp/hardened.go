@@ -8,7 +8,7 @@ import "slices"
 // filter holds too, make it. Calls with a fallback that programs take by themselves (splice,
 // extended attributes, pkeys, sync_file_range, …) are not.
 func Hardened() Filter {
-	return Filter{Name: "hardened", Groups: slices.Concat(hardenedAllowed(), without("personality", conditional()), fallocateGroups(), refused(), hardenedRefused())}
+	return Filter{Name: "hardened", Groups: slices.Concat(hardenedAllowed(), without(conditional(), "personality", "setrlimit", "shmget"), fallocateGroups(), refused(), hardenedRefused())}
 }
 
 func hardenedAllowed() []Group {
@@ -21,12 +21,12 @@ func hardenedAllowed() []Group {
 			"statx", "symlinkat", "truncate", "umask", "unlinkat", "utimensat", "write", "writev",
 		}},
 		{Reason: "memory", Calls: []string{
-			"brk", "madvise", "membarrier", "memfd_create", "mmap", "mprotect", "mremap", "msync", "munmap",
+			"brk", "madvise", "membarrier", "mprotect", "mremap", "msync", "munmap",
 		}},
 		{Reason: "processes and threads", Calls: []string{
 			"execve", "execveat", "exit", "exit_group", "getegid", "geteuid", "getgid", "getgroups", "getpgid", "getpid", "getppid",
 			"getresgid", "getresuid", "getrlimit", "getrusage", "gettid", "getuid", "kill", "pidfd_open",
-			"pidfd_send_signal", "prctl", "prlimit64", "restart_syscall", "rseq", "sched_get_priority_max",
+			"pidfd_send_signal", "restart_syscall", "rseq", "sched_get_priority_max",
 			"sched_get_priority_min", "sched_getaffinity", "sched_getparam", "sched_getscheduler", "sched_setaffinity", "sched_yield",
 			"set_robust_list", "set_tid_address", "setpgid", "setsid", "tgkill", "times", "tkill", "wait4", "waitid",
 		}},
@@ -34,7 +34,7 @@ func hardenedAllowed() []Group {
 			"capget", "capset", "setgid", "setgroups", "setresgid", "setresuid", "setuid", // setres*: posix_spawn of make
 		}},
 		{Reason: "programs that restrict themselves further", Calls: []string{
-			"landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "seccomp",
+			"landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self",
 		}},
 		{Reason: "signals", Calls: []string{
 			"rt_sigaction", "rt_sigpending", "rt_sigprocmask", "rt_sigreturn", "rt_sigsuspend", "rt_sigtimedwait", "sigaltstack", "signalfd4",
@@ -77,7 +77,7 @@ func hardenedRefused() []Group {
 	}}
 }
 
-// without leaves out the groups that are about one call.
-func without(call string, groups []Group) []Group {
-	return slices.DeleteFunc(groups, func(g Group) bool { return slices.Equal(g.Calls, []string{call}) })
+// without leaves out the groups that are about one of the calls alone.
+func without(groups []Group, calls ...string) []Group {
+	return slices.DeleteFunc(groups, func(g Group) bool { return len(g.Calls) == 1 && slices.Contains(calls, g.Calls[0]) })
 }

@@ -28,6 +28,7 @@ func (v Verdict) String() string {
 }
 
 var errnoNames = map[uint]string{
+	0: "done", errnoENOMEM: "ENOMEM", errnoEINVAL: "EINVAL", errnoENOPROTOOPT: "ENOPROTOOPT",
 	errnoEPERM: "EPERM", errnoENOSYS: "ENOSYS", errnoEPROTONOSUPPORT: "EPROTONOSUPPORT", errnoEAFNOSUPPORT: "EAFNOSUPPORT",
 	errnoENOTSUP: "ENOTSUP",
 }

@@ -10,7 +10,8 @@
 // A call that the filter does not name answers ENOSYS, as if the kernel were older: programs can
 // handle that, and a call that a later kernel adds stays closed until it has been reviewed. A call
 // that the filter knows and refuses answers EPERM, or the error that the program would expect
-// (EAFNOSUPPORT for a socket family).
+// (EAFNOSUPPORT for a socket family). A few calls answer that they were made, and are not: programs
+// give up where the limit of cores cannot be lowered, and here it has no effect.
 //
 // A call through another entry of the kernel than the native one (on x86-64 the 32-bit int 0x80 and
 // the x32 numbers) does not reach any rule: only the native architecture is in the plan, and
@@ -67,11 +68,16 @@ type Group struct {
 	Only string
 	// Errno is the answer; 0 allows the call.
 	Errno uint
+	// Pretend answers that the call was made, without making it. Errno is 0 then.
+	Pretend bool
 	// When restricts the group to calls whose arguments meet all conditions of any alternative; empty:
 	// always. Within one alternative each argument has at most one condition: libcontainer turns two
 	// into "or".
 	When [][]Cond
 }
+
+// allows reports whether the calls reach the kernel.
+func (g *Group) allows() bool { return g.Errno == 0 && !g.Pretend }
 
 // Cond is a condition on one argument: the bits of Mask are those of Value.
 //
@@ -82,6 +88,8 @@ type Cond struct {
 	Arg   uint
 	Mask  uint64
 	Value uint64
+	// Not reverses the condition; Mask has all 64 bits then, as for pointers.
+	Not bool
 }
 
 // Plan makes the runtime-spec's form of the filter for an architecture. It fails where the filter
@@ -105,7 +113,7 @@ func Plan(f Filter, arch string, k Abilities) (*specs.LinuxSeccomp, error) {
 			continue
 		}
 		rule := specs.LinuxSyscall{Names: slices.Sorted(slices.Values(g.Calls)), Action: specs.ActAllow}
-		if g.Errno != 0 {
+		if !g.allows() {
 			errno := g.Errno
 			rule.Action, rule.ErrnoRet = specs.ActErrno, &errno
 		}
@@ -115,9 +123,11 @@ func Plan(f Filter, arch string, k Abilities) (*specs.LinuxSeccomp, error) {
 		for _, alternative := range g.When {
 			rule.Args = nil
 			for _, c := range alternative {
-				rule.Args = append(rule.Args, specs.LinuxSeccompArg{
-					Index: c.Arg, Op: specs.OpMaskedEqual, Value: c.Mask, ValueTwo: c.Value,
-				})
+				arg := specs.LinuxSeccompArg{Index: c.Arg, Op: specs.OpMaskedEqual, Value: c.Mask, ValueTwo: c.Value}
+				if c.Not {
+					arg = specs.LinuxSeccompArg{Index: c.Arg, Op: specs.OpNotEqual, Value: c.Value}
+				}
+				rule.Args = append(rule.Args, arg)
 			}
 			p.Syscalls = append(p.Syscalls, rule)
 		}
@@ -157,6 +167,9 @@ func (f Filter) check(arch string) error {
 		if len(g.Calls) == 0 {
 			return fmt.Errorf("group %q is empty", g.Reason)
 		}
+		if g.Pretend && g.Errno != 0 {
+			return fmt.Errorf("group %q both pretends and refuses", g.Reason)
+		}
 		for _, name := range g.Calls {
 			// An unconditional rule wins over every other of the same call, whatever the order.
 			if always[name] || len(g.When) == 0 && sometimes[name] {
@@ -174,7 +187,7 @@ func (f Filter) check(arch string) error {
 				return fmt.Errorf("group %q has an alternative without a condition", g.Reason)
 			}
 			for _, c := range alternative {
-				if c.Arg > 5 || c.Value&^c.Mask != 0 || c.Mask == 0 {
+				if c.Arg > 5 || c.Value&^c.Mask != 0 || c.Mask == 0 || c.Not && c.Mask != all64 {
 					return fmt.Errorf("group %q has an impossible condition on argument %d", g.Reason, c.Arg)
 				}
 				if seen[c.Arg] {
@@ -190,7 +203,16 @@ func (f Filter) check(arch string) error {
 	return nil
 }
 
-const low32 = 1<<32 - 1
+const (
+	low32 = 1<<32 - 1
+	all64 = 1<<64 - 1
+)
+
+// whole is the condition that an argument of 64 bits has the value.
+func whole(arg uint, value uint64) Cond { return Cond{Arg: arg, Mask: all64, Value: value} }
+
+// isNot is the condition that it has another.
+func isNot(arg uint, value uint64) Cond { return Cond{Arg: arg, Mask: all64, Value: value, Not: true} }
 
 // is is the condition that a 32-bit argument has the value.
 func is(arg uint, value uint32) Cond { return Cond{Arg: arg, Mask: low32, Value: uint64(value)} }

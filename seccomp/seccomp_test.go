@@ -111,14 +111,27 @@ func TestHardenedAnswers(t *testing.T) {
 		p := planOf(t, Hardened(), arch)
 		for call, want := range map[string]uint{
 			"execve": 0, "ptrace": errnoEPERM, "mount": errnoEPERM, "clone3": errnoENOSYS, "splice": errnoENOSYS, "setxattr": errnoENOTSUP,
-			"shmget": errnoENOSYS, "io_setup": errnoENOSYS, "personality": errnoENOSYS, "setreuid": errnoENOSYS,
+			"shmget": errnoENOSYS, "io_setup": errnoENOSYS, "personality": errnoENOSYS, "setreuid": errnoENOSYS, "setrlimit": errnoENOSYS,
 		} {
 			if v := Lookup(p, call); v.Errno != want || v.Allowed() != (want == 0) {
 				t.Errorf("%s: %s answers %s, want errno %d", arch, call, v, want)
 			}
 		}
-		if v := Lookup(p, "clone", cloneNewUser); v.Errno != errnoEPERM {
-			t.Errorf("%s: clone of a user namespace answers %s", arch, v)
+		for _, tc := range []struct {
+			call string
+			args []uint64
+			want uint
+		}{
+			{"clone", []uint64{cloneNewUser}, errnoEPERM},
+			{"seccomp", []uint64{1}, errnoEINVAL},
+			{"prctl", []uint64{22, 2}, errnoEINVAL},
+			{"setsockopt", []uint64{3, solSocket, 26}, errnoENOPROTOOPT},
+			{"prlimit64", []uint64{1, 7, 0x7000}, errnoEPERM},
+			{"mmap", []uint64{0, 1 << 21, 3, 0x40000 | 0x22}, errnoENOMEM},
+		} {
+			if v := Lookup(p, tc.call, tc.args...); v.Errno != tc.want {
+				t.Errorf("%s: %s%#x answers %s, want errno %d", arch, tc.call, tc.args, v, tc.want)
+			}
 		}
 	}
 }
@@ -167,6 +180,7 @@ func TestCheck(t *testing.T) {
 		"clone3":           func(p *specs.LinuxSeccomp) { p.Syscalls = append(p.Syscalls, allow("clone3")) },
 		"every socket":     func(p *specs.LinuxSeccomp) { p.Syscalls = slices.Insert(p.Syscalls, 0, allow("socket")) },
 		"every setsockopt": func(p *specs.LinuxSeccomp) { p.Syscalls = slices.Insert(p.Syscalls, 0, allow("setsockopt")) },
+		"io_uring_enter":   func(p *specs.LinuxSeccomp) { p.Syscalls = append(p.Syscalls, allow("io_uring_enter")) },
 		"every ioctl":      func(p *specs.LinuxSeccomp) { p.Syscalls = slices.Insert(p.Syscalls, 0, allow("ioctl")) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -215,6 +229,25 @@ func TestDefaultAnswers(t *testing.T) {
 		{"ioctl", []uint64{0, 0xffffffff80045430}, allow}, // TIOCGPTN as musl passes it
 		{"personality", []uint64{0xffffffff}, allow},
 		{"personality", []uint64{0xffffffffffffffff}, allow},
+		{"setsockopt", []uint64{3, solSocket, 27}, allow},   // SO_DETACH_FILTER
+		{"setsockopt", []uint64{3, solSocket, 83}, allow},   // SO_RCVPRIORITY
+		{"seccomp", []uint64{0}, allow},                     // strict, which the kernel refuses here
+		{"seccomp", []uint64{2, 0, 0x7000}, allow},          // SECCOMP_GET_ACTION_AVAIL
+		{"prctl", []uint64{38, 1}, allow},                   // PR_SET_NO_NEW_PRIVS
+		{"prctl", []uint64{0x53564d41}, allow},              // PR_SET_VMA
+		{"prctl", []uint64{0x59616d61}, allow},              // PR_SET_PTRACER
+		{"prctl", []uint64{21}, allow},                      // PR_GET_SECCOMP
+		{"prlimit64", []uint64{0, 7, 0x7000, 0}, allow},     // setrlimit of glibc
+		{"prlimit64", []uint64{0, 7, 0, 0x7000}, allow},     // getrlimit
+		{"prlimit64", []uint64{0, 4, 0, 0x7000}, allow},     // of cores too
+		{"prlimit64", []uint64{1, 7, 0, 0x7000}, allow},     // prlimit(1) shows those of any
+		{"setrlimit", []uint64{7, 0x7000}, allow},           //
+		{"mmap", []uint64{0, 4096, 3, 0x22}, allow},         //
+		{"mmap", []uint64{0, 4096, 3, 0x15 << 26}, allow},   // a size without MAP_HUGETLB
+		{"memfd_create", []uint64{0x7000, 3}, allow},        //
+		{"memfd_create", []uint64{0x7000, 0x8}, allow},      // MFD_NOEXEC_SEAL
+		{"shmget", []uint64{0, 4096, 0o1600}, allow},        //
+		{"shmget", []uint64{0, 4096, 0o10000 | 0x1}, allow}, // SHM_NORESERVE
 
 		// Calls that attacks need.
 		{"unshare", []uint64{cloneNewUser}, errnoEPERM},
@@ -245,15 +278,19 @@ func TestDefaultAnswers(t *testing.T) {
 		{"kexec_load", nil, errnoEPERM},
 		{"finit_module", nil, errnoEPERM},
 		{"process_vm_writev", nil, errnoENOSYS},
-		{"socket", []uint64{17, 3, 0x300}, errnoEAFNOSUPPORT},        // AF_PACKET
-		{"socket", []uint64{38, 5, 0}, errnoEAFNOSUPPORT},            // AF_ALG
-		{"socket", []uint64{40, 1, 0}, errnoEAFNOSUPPORT},            // AF_VSOCK
-		{"socket", []uint64{44, 3, 0}, errnoEAFNOSUPPORT},            // AF_XDP
-		{"socket", []uint64{high | 38, 5, 0}, errnoEAFNOSUPPORT},     // AF_ALG
-		{"socket", []uint64{0xffffffff, 5, 0}, errnoEAFNOSUPPORT},    //
-		{"socket", []uint64{afInet, 1, 262}, errnoEPROTONOSUPPORT},   // MPTCP
-		{"socket", []uint64{afInet6, 1, 132}, errnoEPROTONOSUPPORT},  // SCTP
-		{"socket", []uint64{afInet, 3, 255}, errnoEPROTONOSUPPORT},   // raw
+		{"socket", []uint64{17, 3, 0x300}, errnoEAFNOSUPPORT},       // AF_PACKET
+		{"socket", []uint64{38, 5, 0}, errnoEAFNOSUPPORT},           // AF_ALG
+		{"socket", []uint64{40, 1, 0}, errnoEAFNOSUPPORT},           // AF_VSOCK
+		{"socket", []uint64{44, 3, 0}, errnoEAFNOSUPPORT},           // AF_XDP
+		{"socket", []uint64{high | 38, 5, 0}, errnoEAFNOSUPPORT},    // AF_ALG
+		{"socket", []uint64{0xffffffff, 5, 0}, errnoEAFNOSUPPORT},   //
+		{"socket", []uint64{afInet, 1, 262}, errnoEPROTONOSUPPORT},  // MPTCP
+		{"socket", []uint64{afInet6, 1, 132}, errnoEPROTONOSUPPORT}, // SCTP
+		{"socket", []uint64{afInet, 3, 255}, errnoEPROTONOSUPPORT},  // raw
+		{"socket", []uint64{afInet, 3, ipprotoTCP}, errnoENOSYS},    // raw
+		{"socket", []uint64{afInet6, 3 | 0x80000, ipprotoUDP}, errnoENOSYS},
+		{"socket", []uint64{afInet, 10, 0}, errnoENOSYS}, // SOCK_PACKET
+		{"socket", []uint64{afInet, high | 10, 0}, errnoENOSYS},
 		{"socket", []uint64{afNetlink, 3, 12}, errnoEPROTONOSUPPORT}, // netfilter
 		{"socket", []uint64{afNetlink, 3, 9}, errnoEPROTONOSUPPORT},  // audit
 		{"socket", []uint64{afNetlink, 3, high | 12}, errnoEPROTONOSUPPORT},
@@ -267,6 +304,31 @@ func TestDefaultAnswers(t *testing.T) {
 		{"ioctl", []uint64{0, tiocSETD}, errnoEPERM},
 		{"personality", []uint64{0x0040000}, errnoENOSYS}, // ADDR_NO_RANDOMIZE
 		{"personality", []uint64{high | 0x0400000}, errnoENOSYS},
+		{"setsockopt", []uint64{3, solSocket, 26}, errnoENOPROTOOPT},
+		{"setsockopt", []uint64{3, solSocket, 44}, errnoENOPROTOOPT},
+		{"setsockopt", []uint64{3, solSocket, 50}, errnoENOPROTOOPT},
+		{"setsockopt", []uint64{3, solSocket, 51}, errnoENOPROTOOPT},
+		{"setsockopt", []uint64{3, solSocket, 52}, errnoENOPROTOOPT},
+		{"setsockopt", []uint64{3, high | solSocket, high | soAttachFilter}, errnoENOPROTOOPT},
+		{"setsockopt", []uint64{3, solSocket, soMask + 1 + soAttachFilter}, errnoENOSYS},
+		{"setsockopt", []uint64{3, 263, 18}, errnoENOSYS}, // PACKET_FANOUT
+		{"seccomp", []uint64{1, 0, 0x7000}, errnoEINVAL},
+		{"seccomp", []uint64{high | 1, 0, 0x7000}, errnoEINVAL},
+		{"seccomp", []uint64{5}, errnoENOSYS},
+		{"prctl", []uint64{22, 2, 0x7000}, errnoEINVAL},
+		{"prctl", []uint64{high | 22, 2, 0x7000}, errnoEINVAL},
+		{"prlimit64", []uint64{1, 7, 0x7000, 0}, errnoEPERM},
+		{"prlimit64", []uint64{17, 7, 0x7000, 0}, errnoEPERM},
+		{"prlimit64", []uint64{high, 7, 0x7000, 0}, errnoEPERM}, // to the kernel that is oneself
+		{"prlimit64", []uint64{1, 4, 0x7000, 0}, errnoEPERM},
+		{"prlimit64", []uint64{1, 7, high, 0}, errnoEPERM}, // a pointer has 64 bits
+		{"io_setup", []uint64{1, 0x7000}, errnoENOSYS},
+		{"io_submit", nil, errnoENOSYS},
+		{"mmap", []uint64{0, 1 << 21, 3, 0x22 | 0x40000}, errnoENOMEM},
+		{"mmap", []uint64{0, 1 << 21, 3, 21<<26 | 0x22 | 0x40000}, errnoENOMEM},
+		{"memfd_create", []uint64{0x7000, 0x4}, errnoENOMEM},
+		{"memfd_create", []uint64{0x7000, high | 0x4 | 1}, errnoENOMEM},
+		{"shmget", []uint64{0, 1 << 21, 0o4000 | 0o1600}, errnoENOMEM},
 		{"setsockopt", []uint64{3, 282, 1}, errnoENOSYS}, // kernel TLS
 		{"setsockopt", []uint64{3, 284, 1}, errnoENOSYS}, // MPTCP
 
@@ -278,6 +340,27 @@ func TestDefaultAnswers(t *testing.T) {
 		for _, arch := range []string{AMD64, ARM64} {
 			if v := Lookup(plan(t, arch), tc.call, tc.args...); v.Errno != tc.want || v.Allowed() != (tc.want == 0) {
 				t.Errorf("%s: %s%#x answers %s, want errno %d", arch, tc.call, tc.args, v, tc.want)
+			}
+		}
+	}
+}
+
+// The limit of cores is not lowered, for 0 starts the host's program for cores again, and a program
+// that lowers it goes on.
+func TestLimitOfCoresStays(t *testing.T) {
+	for _, arch := range []string{AMD64, ARM64} {
+		for _, f := range Embedded() {
+			p := planOf(t, f, arch)
+			for _, tc := range []struct {
+				call string
+				args []uint64
+			}{{"prlimit64", []uint64{0, 4, 0x7000, 0}}, {"prlimit64", []uint64{0, 1<<32 | rlimitCore, 0x7000, 0}}, {"setrlimit", []uint64{4, 0x7000}}} {
+				if tc.call == "setrlimit" && f.Name == "hardened" {
+					continue
+				}
+				if v := Lookup(p, tc.call, tc.args...); v.Allowed() || v.String() != "done" {
+					t.Errorf("%s, %s: %s%#x answers %s", f.Name, arch, tc.call, tc.args, v)
+				}
 			}
 		}
 	}
@@ -298,7 +381,9 @@ func TestLegacyCallsAreOnlyThereWhereTheyExist(t *testing.T) {
 // that the order in which libseccomp arranges rules cannot matter.
 func TestOneAnswer(t *testing.T) {
 	p := plan(t, AMD64)
-	interesting := []uint64{0, 1, 2, 6, 8, 9, 10, 16, 17, 31, 38, tiocSTI, tiocLINUX, tiocSETD, 0x20000, 0x20008, 1 << 31, low32}
+	interesting := []uint64{
+		0, 1, 2, 4, 6, 8, 9, 10, 16, 17, 22, 26, 31, 38, 44, 50, 51, 52, tiocSTI, tiocLINUX, tiocSETD, 0x20000, 0x20008, 0x40000, 1 << 31, low32,
+	}
 	r := rand.New(rand.NewPCG(1, 2))
 	value := func() uint64 {
 		v := interesting[r.IntN(len(interesting))]
@@ -310,9 +395,11 @@ func TestOneAnswer(t *testing.T) {
 		}
 		return v
 	}
-	for _, call := range []string{"clone", "socket", "socketpair", "setsockopt", "ioctl", "personality"} {
+	for _, call := range []string{
+		"clone", "socket", "socketpair", "setsockopt", "ioctl", "personality", "seccomp", "prctl", "prlimit64", "setrlimit", "mmap", "memfd_create", "shmget",
+	} {
 		for range 20000 {
-			args := []uint64{value(), value(), value()}
+			args := []uint64{value(), value(), value(), value()}
 			var got []Verdict
 			for _, rule := range p.Syscalls {
 				if v := verdict(rule.Action, rule.ErrnoRet); slices.Contains(rule.Names, call) && holds(rule.Args, args) && !slices.Contains(got, v) {
@@ -370,6 +457,8 @@ func TestPlanRefuses(t *testing.T) {
 		"two conditions on one argument": {read, {Reason: "range", Calls: []string{"write"}, When: [][]Cond{{is(0, 1), is(0, 2)}}}},
 		"a seventh argument":             {read, {Reason: "seventh", Calls: []string{"write"}, When: anyOf(6, 1)}},
 		"a value outside its mask":       {read, {Reason: "never", Calls: []string{"write"}, When: [][]Cond{{{Arg: 0, Mask: 1, Value: 2}}}}},
+		"a part of an argument, not":     {read, {Reason: "not", Calls: []string{"write"}, When: [][]Cond{{{Arg: 0, Mask: low32, Not: true}}}}},
+		"a pretence with an error":       {read, {Reason: "both", Calls: []string{"write"}, Errno: 1, Pretend: true}},
 		"an alternative without any":     {read, {Reason: "always", Calls: []string{"write"}, When: [][]Cond{{}}}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -194,6 +194,7 @@ func environment() (*cel.Env, error) {
 	env, err := cel.NewEnv(
 		cel.Variable("tool", text), cel.Variable("arguments", cel.MapType(text, cel.DynType)),
 		cel.Variable("command", text), cel.Variable("words", texts), cel.Variable("programs", texts), cel.Variable("opaque", cel.BoolType),
+		cel.Variable("evaluates", cel.BoolType),
 		cel.Variable("paths", texts), cel.Variable("writes", texts), cel.Variable("hosts", texts),
 		cel.Variable("working_dir", text), cel.Variable("input_dir", text), cel.Variable("output_dir", text),
 		cel.Variable("turn", cel.IntType), cel.Variable("repeats", cel.IntType),
@@ -220,6 +221,9 @@ func under(name, dir string) bool {
 
 // Source returns the text that the policy was parsed from, for the record.
 func (p *Policy) Source() string { return p.source }
+
+// HasRules reports whether anything but the default decides.
+func (p *Policy) HasRules() bool { return len(p.rules) > 0 }
 
 // Decide returns the verdict of the first rule that matches. A rule that fails to evaluate denies,
 // since its outcome is unknown.

@@ -15,7 +15,7 @@ var (
 	digest   = "sha256:0f2c1ad5b0a3a6f0c4b9d8e7f6a5b4c3d2e1f00112233445566778899aabbccdd"[:71]
 	enforced = api.Enforced{
 		Namespaces: []string{"cgroup", "ipc", "mount", "network", "pid", "user", "uts"}, IDs: api.IDsOwn, Profile: "default", Seccomp: "default",
-		NoNewPrivs: true, Caps: 8, Landlock: 6, Memory: "cgroup", CPU: "cgroup", CPUSet: "cgroup", Pids: "cgroup", IO: "none", Network: "none",
+		NoNewPrivs: true, Caps: 8, Landlock: 6, Cores: api.CoresNone, Memory: "cgroup", CPU: "cgroup", CPUSet: "cgroup", Pids: "cgroup", IO: "none", Network: "none",
 	}
 	running = api.Sandbox{
 		ID: "c4f1b7a09d2e", Name: "work", Image: toolImage, ImageDigest: digest, State: api.StateRunning, PID: 41312, Profile: "default",

@@ -20,6 +20,7 @@ func Reference(comments *Comments) (string, error) {
 	b.WriteString("HTTP/1.1 and JSON over the daemon's Unix socket: `$XDG_RUNTIME_DIR/sandboxd/api.sock`, as root `/run/sandboxd/api.sock`.\n" +
 		"The same as an OpenAPI 3.1 document: [openapi.json](openapi.json). The Go client is [api/client](../../api/client).\n\n" +
 		"- Only the daemon's uid and root are let in, by the socket's peer credentials.\n" +
+		"- Requests of web pages of other sites are refused, should a program forward a port to the socket: with an `Origin` other than the host asked, with `Sec-Fetch-Site`, or with a name of the DNS as `Host`. Send a word, such as `sandboxd`, or an address.\n" +
 		"- Unknown fields and query parameters are refused.\n" +
 		"- JSON bodies have at most 1 MiB, of execs 24 MiB, of agent runs 8 MiB. Files, archives and contexts have any length.\n" +
 		"- Errors are `application/problem+json`: [error codes](errors.md).\n" +

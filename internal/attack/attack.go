@@ -63,10 +63,14 @@ func Main(args []string) (code int, handled bool) {
 	case len(args) == 2 && args[1] == "ids":
 		fmt.Println(ids())
 		return 0, true
+	case len(args) == 2 && args[1] == "supervised":
+		return supervised(), true
 	case len(args) == 2 && args[1] == "calls":
 		return measureCalls(), true
 	case len(args) == 3 && args[1] == "call":
 		return makeCall(args[2]), true
+	case args[1] == "neighbours":
+		return neighbours(args[2:])
 	case len(args) == 3:
 		a := find(args[2])
 		switch {

@@ -27,46 +27,67 @@ func Decode(line string) (Result, error) {
 	return r, nil
 }
 
+// namespaces that keep an attempt off the host.
+const apart = syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWCGROUP
+
 // Control reports whether an attack works without the sandbox's layers: in a bare user namespace,
 // or, for root, in bare namespaces without one. The mount, network and PID namespaces are there to
 // keep the attempt off the host. Program is one that contains the corpus. Found is the obstacle if
 // it does not work.
 func Control(ctx context.Context, program, attack string) (worked bool, found string, err error) {
-	const apart = syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWCGROUP
-	tries := []struct {
-		where string
-		attr  *syscall.SysProcAttr
-	}{{"in a bare user namespace", &syscall.SysProcAttr{
-		Cloneflags:  apart | syscall.CLONE_NEWUSER,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
-	}}}
-	if os.Geteuid() == 0 {
-		tries = append(tries, struct {
-			where string
-			attr  *syscall.SysProcAttr
-		}{"as the host's root", &syscall.SysProcAttr{Cloneflags: apart}})
+	worked, found, err = ControlInUserNamespace(ctx, program, attack)
+	if worked || err != nil || os.Geteuid() != 0 {
+		return worked, found, err
 	}
+	worked, asRoot, err := control1(ctx, program, attack, "as the host's root", &syscall.SysProcAttr{Cloneflags: apart})
+	if worked || err != nil {
+		return worked, "", err
+	}
+	return false, found + "; " + asRoot, nil
+}
+
+// ControlInUserNamespace is the part of [Control] without privileges: an attack that works there
+// works with the capabilities of a user namespace alone. Of root of the host it has not even the
+// id, to which many files belong.
+func ControlInUserNamespace(ctx context.Context, program, attack string) (worked bool, found string, err error) {
+	uid, gid := os.Getuid(), os.Getgid()
+	if uid == 0 {
+		uid, gid = nobody, nobody
+	}
+	return control1(ctx, program, attack, "in a bare user namespace", &syscall.SysProcAttr{
+		Cloneflags:  apart | syscall.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: uid, Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: gid, Size: 1}},
+		Credential:  &syscall.Credential{NoSetGroups: true},
+	})
+}
+
+const nobody = 65534
+
+// control1 tries an attack in one kind of namespaces.
+func control1(ctx context.Context, program, attack, where string, attr *syscall.SysProcAttr) (worked bool, found string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, controlTimeout)
 	defer cancel()
-	var said []string
-	for _, t := range tries {
-		cmd := exec.CommandContext(ctx, program, mainArg, "control", attack)
-		t.attr.Setsid = true // some attacks are on the terminal that they find: it must not be the caller's
-		cmd.SysProcAttr = t.attr
-		out, err := cmd.Output()
-		if err != nil {
-			said = append(said, fmt.Sprintf("%s: %v", t.where, err))
-			continue
-		}
-		got, err := Decode(string(out))
-		if err != nil {
-			return false, "", fmt.Errorf("control %s: %w", t.where, err)
-		}
-		if got.Worked {
-			return true, "", nil
-		}
-		said = append(said, fmt.Sprintf("%s: %s", t.where, got.Detail))
+	// By its descriptor: another user may not be able to enter the program's directory.
+	f, err := os.Open(program)
+	if err != nil {
+		return false, "", err
 	}
-	return false, strings.Join(said, "; "), nil
+	defer f.Close() // only read
+	cmd := exec.CommandContext(ctx, "/proc/self/fd/3", mainArg, "control", attack)
+	cmd.ExtraFiles = []*os.File{f}
+	attr.Setsid = true // some attacks are on the terminal that they find: it must not be the caller's
+	cmd.SysProcAttr = attr
+	out, err := cmd.Output()
+	if err != nil {
+		return false, fmt.Sprintf("%s: %v", where, err), nil
+	}
+	got, err := Decode(string(out))
+	if err != nil {
+		return false, "", fmt.Errorf("control %s: %w", where, err)
+	}
+	if got.Worked {
+		return true, "", nil
+	}
+	return false, fmt.Sprintf("%s: %s", where, got.Detail), nil
 }

@@ -49,3 +49,76 @@ func survives(try func() error) error {
 	}
 	return errors.New("the thread was ended")
 }
+
+func processorAround() []Attack {
+	return []Attack{
+		// Before Linux 4.8 a tracer could change the number of a call after the filter had seen it.
+		{"ptrace-rewrites-call", Filter, rewriteCall},
+	}
+}
+
+// rewriteCall traces a child that asks for its pid, and makes unshare of the call at its entry.
+func rewriteCall() error {
+	goruntime.LockOSThread() // a tracer is a thread; never unlocked
+	pid, err := waiting(unix.SYS_GETPID)
+	if err != nil {
+		return err
+	}
+	if err := unix.PtraceSeize(pid); err != nil {
+		return errors.Join(err, end(pid))
+	}
+	if err := rewriteStopped(pid); err != nil {
+		_ = end(pid) // it may have ended
+		return err
+	}
+	return nil
+}
+
+// rewriteStopped lets a stopped child go on, and returns the error of the call that it has made.
+func rewriteStopped(pid int) error {
+	const stopOption, exitKill = unix.PTRACE_O_TRACESYSGOOD, unix.PTRACE_O_EXITKILL
+	if err := unix.PtraceInterrupt(pid); err != nil {
+		return err
+	}
+	for options, rewritten := false, false; ; {
+		var status unix.WaitStatus
+		if _, err := unix.Wait4(pid, &status, unix.WALL, nil); err != nil {
+			return err
+		}
+		if status.Exited() {
+			if code := status.ExitStatus(); code != 0 {
+				return unix.Errno(code)
+			}
+			if !rewritten {
+				return errors.New("its call was not seen")
+			}
+			return nil
+		}
+		if !options {
+			if err := unix.PtraceSetOptions(pid, stopOption|exitKill); err != nil {
+				return err
+			}
+			options = true
+			if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+				return err
+			}
+		}
+		if status.Stopped() && status.StopSignal() == unix.SIGTRAP|0x80 && !rewritten {
+			var regs unix.PtraceRegs
+			if err := unix.PtraceGetRegs(pid, &regs); err != nil {
+				return err
+			}
+			// At the entry rax is -ENOSYS; the call's own argument is CLONE_NEWUTS already.
+			if regs.Orig_rax == unix.SYS_GETPID && int64(regs.Rax) == -int64(unix.ENOSYS) && regs.Rdi == unix.CLONE_NEWUTS {
+				regs.Orig_rax = unix.SYS_UNSHARE
+				if err := unix.PtraceSetRegs(pid, &regs); err != nil {
+					return err
+				}
+				rewritten = true
+			}
+		}
+		if err := unix.PtraceSyscall(pid, 0); err != nil {
+			return err
+		}
+	}
+}

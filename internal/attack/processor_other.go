@@ -3,3 +3,5 @@
 package attack
 
 func processorControl() []Attack { return nil }
+
+func processorAround() []Attack { return nil }

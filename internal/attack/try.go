@@ -19,6 +19,14 @@ func raw(trap, a, b, c uintptr) error {
 	return nil
 }
 
+// raw4 is raw with one more argument.
+func raw4(trap, a, b, c, d uintptr) error {
+	if _, _, errno := unix.RawSyscall6(trap, a, b, c, d, 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
 func open(path string, flags int) error {
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -66,13 +74,13 @@ func clone(flags uintptr) error {
 }
 
 // inChild makes a call in a child that has but one thread, which ends with the error.
-func inChild(trap, arg uintptr) error {
+func inChild(trap, a, b uintptr) error {
 	pid, _, errno := unix.RawSyscall(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0)
 	if errno != 0 {
 		return errno
 	}
 	if pid == 0 {
-		_, _, errno := unix.RawSyscall(trap, arg, 0, 0)
+		_, _, errno := unix.RawSyscall(trap, a, b, 0)
 		_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, uintptr(errno), 0, 0) // nothing else is safe in this child
 	}
 	var status unix.WaitStatus
@@ -102,11 +110,18 @@ func kernelAddresses() error {
 	return nil
 }
 
+// cloneArgs is struct clone_args of linux/sched.h.
+type cloneArgs struct {
+	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
+}
+
 func clone3() error {
-	args := struct{ flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls uint64 }{
-		flags: unix.CLONE_NEWUSER, exitSignal: uint64(unix.SIGCHLD),
-	}
-	pid, _, errno := unix.RawSyscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&args)), unsafe.Sizeof(args), 0)
+	return clone3With(&cloneArgs{flags: unix.CLONE_NEWUSER, exitSignal: uint64(unix.SIGCHLD)})
+}
+
+// clone3With makes a child that ends at once.
+func clone3With(args *cloneArgs) error {
+	pid, _, errno := unix.RawSyscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(args)), unsafe.Sizeof(*args), 0)
 	if errno != 0 {
 		return errno
 	}
@@ -118,6 +133,53 @@ func clone3() error {
 	return err
 }
 
+func cloneIntoCgroup() error {
+	fd, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	const intoCgroup = 0x200000000
+	return reached(clone3With(&cloneArgs{flags: intoCgroup, exitSignal: uint64(unix.SIGCHLD), cgroup: uint64(fd)}))
+}
+
+// openHandle opens an object of a pseudo file system again, by its handle alone.
+func openHandle(root int, of func() (int, error)) error {
+	fd, err := of()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	handle, _, err := unix.NameToHandleAt(fd, "", unix.AT_EMPTY_PATH)
+	if err != nil {
+		return err
+	}
+	again, err := unix.OpenByHandleAt(root, handle, unix.O_RDONLY|unix.O_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	return unix.Close(again)
+}
+
+// nextMountNamespace looks for a neighbour of this mount namespace, in both directions.
+func nextMountNamespace() error {
+	fd, err := unix.Open("/proc/self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	for _, request := range []uintptr{0x8010b70b, 0x8010b70c} { // NS_MNT_GET_NEXT, NS_MNT_GET_PREV
+		var info [16]byte // struct mnt_ns_info
+		var next uintptr
+		next, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(&info)))
+		if errno == 0 {
+			return unix.Close(int(next))
+		}
+		err = errno
+	}
+	return err
+}
+
 func setns(path string) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -125,6 +187,16 @@ func setns(path string) error {
 	}
 	defer unix.Close(fd)
 	return unix.Setns(fd, 0)
+}
+
+// setnsInChild enters a namespace that a process with threads cannot.
+func setnsInChild(path string, kind int) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return inChild(unix.SYS_SETNS, uintptr(fd), uintptr(kind))
 }
 
 // ptrace is let go again when this process ends.
@@ -300,27 +372,35 @@ func tcpULP() error {
 	return unix.SetsockoptString(fd, unix.IPPROTO_TCP, tcpULP, "tls")
 }
 
-// ttyIoctl opens a terminal of its own and pushes a byte, as if typed, into it.
-func ttyIoctl(request uintptr) error {
+// openTerminal opens a terminal of this program's own, in a session of its own.
+func openTerminal(flags int) (slave int, err error) {
 	master, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return err
+		return -1, err
 	}
 	if err := unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0); err != nil {
-		return err
+		return -1, err
 	}
 	n, err := unix.IoctlGetInt(master, unix.TIOCGPTN)
 	if err != nil {
-		return err
+		return -1, err
 	}
 	if _, err := unix.Setsid(); err != nil && !errors.Is(err, unix.EPERM) {
-		return err
+		return -1, err
 	}
-	slave, err := unix.Open(fmt.Sprintf("/dev/pts/%d", n), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	return unix.Open(fmt.Sprintf("/dev/pts/%d", n), unix.O_RDWR|unix.O_CLOEXEC|flags, 0)
+}
+
+// ttyIoctl makes a request, and gives a byte with it, as if typed.
+func ttyIoctl(request uintptr) error {
+	slave, err := openTerminal(0)
 	if err != nil {
 		return err
 	}
-	var c atomic.Uint32
-	c.Store('x')
+	var c struct { // as large as what any of the requests reads
+		first atomic.Uint32
+		_     [60]byte
+	}
+	c.first.Store('x')
 	return raw(unix.SYS_IOCTL, uintptr(slave), request, uintptr(unsafe.Pointer(&c)))
 }

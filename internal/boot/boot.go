@@ -52,7 +52,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: o.LogLevel}))
 	for _, name := range o.Require {
 		if requirements[name] == nil {
-			return optionErrorf("--require %q: want some of cgroup, ids, landlock, subids", name)
+			return optionErrorf("--require %q: want some of cgroup, ids, landlock, nocorepipe, subids", name)
 		}
 	}
 	registries, err := o.registries()

@@ -26,7 +26,7 @@ type Options struct {
 	Socket     string
 	LogLevel   slog.Level
 	// Require lists the layers of enforcement that the host must have: "cgroup", "ids", "landlock",
-	// "subids". The daemon does not start if one is missing or its name is unknown.
+	// "nocorepipe", "subids". The daemon does not start if one is missing or its name is unknown.
 	Require []string
 	// MultiTenant serves users of this host as tenants: those of Tenants, a list of uids or names
 	// of users, or @GROUP. The daemon does not start where the host would not keep them apart.
@@ -98,10 +98,11 @@ func optionErrorf(format string, args ...any) error { return &OptionError{fmt.Er
 
 // requirements maps the names of Options.Require to the tests of whether the host meets them.
 var requirements = map[string]func(e api.Enforced) bool{
-	"subids":   func(e api.Enforced) bool { return e.IDs == api.IDsShared || e.IDs == api.IDsOwn },
-	"ids":      func(e api.Enforced) bool { return e.IDs == api.IDsOwn },
-	"landlock": func(e api.Enforced) bool { return e.Landlock > 0 },
-	"cgroup":   func(e api.Enforced) bool { return e.Memory == "cgroup" && e.CPU == "cgroup" && e.Pids == "cgroup" },
+	"nocorepipe": func(e api.Enforced) bool { return e.Cores == api.CoresNone },
+	"subids":     func(e api.Enforced) bool { return e.IDs == api.IDsShared || e.IDs == api.IDsOwn },
+	"ids":        func(e api.Enforced) bool { return e.IDs == api.IDsOwn },
+	"landlock":   func(e api.Enforced) bool { return e.Landlock > 0 },
+	"cgroup":     func(e api.Enforced) bool { return e.Memory == "cgroup" && e.CPU == "cgroup" && e.Pids == "cgroup" },
 }
 
 // agents returns the configuration of hosted agent runs.

@@ -215,10 +215,10 @@ func (b *broker) signalAgent(_ context.Context, s agentSignal) (none, error) {
 	return none{}, nil
 }
 
-// mountRange makes the mounts of a range of host ids, for the launcher. A daemon that was taken over
-// chooses a number and nothing else: the directories are fixed, and the launcher's root cannot
-// reach more through the mounts than it reaches anyway. Each range may be asked for twice, as a
-// request can be cancelled after it was answered.
+// mountRange makes the mounts of a range of host ids, for the launcher. A daemon that was taken
+// over chooses a number and nothing else: the directories are fixed, and the launcher's root
+// reaches no more through the mounts than it reaches anyway. Each range may be asked for twice,
+// because a launcher may refuse mounts, or the answer be lost.
 func (b *broker) mountRange(ctx context.Context, args json.RawMessage, files []*os.File) (any, error) {
 	var number int
 	if err := decodeStrict(args, &number); err != nil {

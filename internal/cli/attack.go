@@ -282,39 +282,16 @@ func stoppedBy(result *api.ExecResult) (string, error) {
 }
 
 func (r *attacked) print(w io.Writer) error {
-	head := []string{"ATTACK", "LAYER", "CONTROL"}
-	for _, p := range r.Profiles {
-		head = append(head, strings.ToUpper(p.Name))
-	}
-	rows := [][]string{head}
 	proven, worked, differ := 0, 0, 0
 	for i := range r.Attacks {
 		a := &r.Attacks[i]
-		control := "works"
-		if !a.Control {
-			control = "does not work here"
-		} else if proven++; a.worked() {
-			proven--
-		}
 		if a.worked() {
 			worked++
+		} else if a.Control {
+			proven++
 		}
-		row := []string{a.Name, a.Layer, control}
-		for _, p := range r.Profiles {
-			by, tried := a.Stopped[p.Name]
-			switch {
-			case !tried:
-				by = "not tried"
-			case by == "":
-				by = "WORKED"
-			default:
-				by = "held: " + by
-			}
-			row = append(row, by)
-		}
-		rows = append(rows, row)
 	}
-	if err := cmdline.Table(w, rows); err != nil {
+	if err := r.printAttacks(w); err != nil {
 		return err
 	}
 	for _, p := range r.Profiles {
@@ -322,7 +299,7 @@ func (r *attacked) print(w io.Writer) error {
 		if e := p.Enforced; e != nil {
 			line = fmt.Sprintf("%d system calls, %d capabilities, ids %s, Landlock %d", p.Syscalls, e.Caps, e.IDs, e.Landlock)
 		}
-		if _, err := fmt.Fprintf(w, "\nprofile %s: %s\n", p.Name, line); err != nil {
+		if _, err := fmt.Fprintf(w, "profile %s: %s\n", p.Name, line); err != nil {
 			return err
 		}
 		wrong, err := p.printMeasured(w)
@@ -341,6 +318,74 @@ func (r *attacked) print(w io.Writer) error {
 	_, err := fmt.Fprintf(w, "\n%d attacks, %d of them work on this host without a sandbox and were stopped in it: %s (%.0f s)\n",
 		len(r.Attacks), proven, verdict, r.Seconds)
 	return err
+}
+
+// printAttacks prints one table for each layer, in the order of the corpus. All tables have the
+// same columns.
+func (r *attacked) printAttacks(w io.Writer) error {
+	var layers []string
+	rows := make(map[string][][]string)
+	proven := make(map[string]int)
+	width := 0
+	for i := range r.Attacks {
+		a := &r.Attacks[i]
+		width = max(width, len(a.Name))
+		if !slices.Contains(layers, a.Layer) {
+			layers = append(layers, a.Layer)
+		}
+		if a.Control {
+			proven[a.Layer]++
+		}
+		rows[a.Layer] = append(rows[a.Layer], r.row(a))
+	}
+	head := []string{"ATTACK", controlHead}
+	for _, p := range r.Profiles {
+		head = append(head, strings.ToUpper(p.Name))
+	}
+	for _, layer := range layers {
+		table := append([][]string{slices.Clone(head)}, rows[layer]...)
+		for _, row := range table {
+			row[0] = fmt.Sprintf("%-*s", width, row[0])
+			for i := 2; i < len(row)-1; i++ {
+				row[i] = fmt.Sprintf("%-*s", len("held: EPROTONOSUPPORT"), row[i])
+			}
+		}
+		if _, err := fmt.Fprintf(w, "%s: %d attacks, %d of them work here without it\n", layer, len(rows[layer]), proven[layer]); err != nil {
+			return err
+		}
+		if err := cmdline.Table(w, table); err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// controlHead has the width of the longest entry below it.
+const controlHead = "CONTROL           "
+
+// row describes one attack: its name, its control, and its result in each profile.
+func (r *attacked) row(a *attackedBy) []string {
+	control := "works"
+	if !a.Control {
+		control = "does not work here"
+	}
+	row := []string{a.Name, control}
+	for _, p := range r.Profiles {
+		by, tried := a.Stopped[p.Name]
+		switch {
+		case !tried:
+			by = "not tried"
+		case by == "":
+			by = "WORKED"
+		default:
+			by = "held: " + by
+		}
+		row = append(row, by)
+	}
+	return row
 }
 
 // printMeasured prints the comparison of system calls, and returns the number of answers that

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -11,9 +12,10 @@ import (
 
 func TestAttackReport(t *testing.T) {
 	r := attacked{
-		Profiles: []attackedProfile{{Name: "default", Syscalls: 293, Enforced: &api.Enforced{IDs: "single"}}, {Name: "hardened", Error: "no ids"}},
+		Profiles: []attackedProfile{{Name: "default", Syscalls: 287, Enforced: &api.Enforced{IDs: "single"}}, {Name: "hardened", Error: "no ids"}},
 		Attacks: []attackedBy{
 			{Name: "a", Layer: "filter", Control: true, Stopped: map[string]string{"default": "EPERM"}},
+			{Name: "another", Layer: "masked", Stopped: map[string]string{"default": "EACCES"}},
 			{Name: "b", Layer: "filter", Stopped: map[string]string{"default": "killed"}},
 		},
 		Held: true,
@@ -26,8 +28,12 @@ func TestAttackReport(t *testing.T) {
 		}
 		return b.String()
 	}
-	if got := text(); !strings.Contains(got, "2 attacks, 1 of them work on this host without a sandbox and were stopped in it: everything held") ||
-		!strings.Contains(got, "held: EPERM    not tried") || !strings.Contains(got, "does not work here") || !strings.Contains(got, "no ids") {
+	if got := text(); !strings.Contains(got, "3 attacks, 1 of them work on this host without a sandbox and were stopped in it: everything held") ||
+		!strings.Contains(got, "held: EPERM             not tried") || !strings.Contains(got, "does not work here") || !strings.Contains(got, "no ids") {
+		t.Error(got)
+	}
+	// Attacks stand with their layer, once.
+	if got := text(); !regexp.MustCompile(`(?s)^filter: 2 attacks, 1 of them work.*\na .*\nb .*\nmasked: 1 attacks, 0 of them.*\nanother .*\nprofile`).MatchString(got) || strings.Count(got, "filter:") != 1 {
 		t.Error(got)
 	}
 	// An attack that worked is reported whether or not its control did.

@@ -90,7 +90,7 @@ one on the same data directory adopts them. The log goes to stderr.`,
 func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.DataDir, "data-dir", "", "`directory` for images, sandboxes and state (default: $XDG_DATA_HOME/sandboxd; for root /var/lib/sandboxd)")
 	f.StringVar(&o.RuntimeDir, "runtime-dir", "", "`directory` for sockets (default: $XDG_RUNTIME_DIR/sandboxd; for root /run/sandboxd)")
-	f.StringSliceVar(&o.Require, "require", nil, "refuse to start if the host lacks one of these `layers`: cgroup,ids,landlock,subids")
+	f.StringSliceVar(&o.Require, "require", nil, "refuse to start if the host lacks one of these `layers`: cgroup,ids,landlock,nocorepipe,subids")
 	f.BoolVar(&o.MultiTenant, "multi-tenant", false, "serve the users of --tenants as tenants, each with its own objects; refuse to start where the host would not keep them apart")
 	f.StringVar(&o.Tenants, "tenants", "", "`users` that are tenants: uids or names separated by commas, or @GROUP for the members of a group")
 	f.Int64Var(&o.Pids, "pids", 0, "processes and threads for all sandboxes together: the sum of their limits, and a ceiling (default: no bound; with --multi-tenant half of the host's)")

@@ -94,6 +94,11 @@ type facts struct {
 	landlockErr error
 	ptraceScope sysctl
 
+	corePattern    string // kernel.core_pattern
+	corePatternErr error
+	coreLimit      uint64 // this process's hard RLIMIT_CORE, which a daemon would have
+	ipcErr         error  // root of an IPC namespace cannot set its ceilings
+
 	freeBytes, freeFiles uint64 // free for this user, on the data directory's disk
 	diskErr              error
 	counted              map[string]sysctl // kernel ceilings on resources of sandboxes, by the names of [ceilingsOfKernel]
@@ -150,6 +155,13 @@ func gather(ctx context.Context, dataDir string) facts {
 	}
 	f.landlock, f.landlockErr = kernel.LandlockABI()
 	f.ptraceScope = readSysctl("kernel/yama/ptrace_scope")
+	f.corePattern, f.corePatternErr = kernel.CorePattern()
+	var limit unix.Rlimit
+	if f.corePatternErr == nil {
+		f.corePatternErr = unix.Getrlimit(unix.RLIMIT_CORE, &limit)
+	}
+	f.coreLimit = limit.Max
+	f.ipcErr = kernel.IPCCeilings(ctx)
 	if f.dataErr == nil {
 		var st unix.Statfs_t
 		f.diskErr = unix.Statfs(f.nearest, &st)

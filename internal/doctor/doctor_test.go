@@ -3,6 +3,7 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -44,6 +45,7 @@ func healthy() facts {
 		},
 		host:     cgroup.Host{UID: 1000, User: "ann", Systemd: true, Top: controllers, Manager: controllers, Lingers: true},
 		landlock: 6, ptraceScope: sysctl{1, true},
+		corePattern: "|/usr/lib/systemd/systemd-coredump %P", coreLimit: math.MaxUint64,
 		freeBytes: 100 << 30, freeFiles: 1 << 20, socket: "/run/user/1000/sandboxd/api.sock",
 		counted: map[string]sysctl{"user/max_user_namespaces": {60000, true}, "fs/inotify/max_user_instances": {128, true}},
 	}
@@ -228,11 +230,18 @@ func TestJudge(t *testing.T) {
 			func(f *facts) { f.host.InManager, f.host.Lingers = true, false },
 			"logout", false, "ann does not linger", "sudo loginctl enable-linger ann",
 		},
-		"no cgroup.kill":   {func(f *facts) { f.cgroup.Kill = false }, "cgroup.kill", false, "no cgroup.kill", "5.14"},
-		"old Landlock":     {func(f *facts) { f.landlock = 1 }, "Landlock", false, "ABI 1", "5.19"},
-		"no Landlock":      {func(f *facts) { f.landlockErr = refused("Landlock") }, "Landlock", false, "Landlock", "lsm="},
-		"no ptrace":        {func(f *facts) { f.ptraceScope.value = 2 }, "ptrace", false, "2", "ptrace_scope=1"},
-		"no ptrace at all": {func(f *facts) { f.ptraceScope.value = 3 }, "ptrace", false, "3", "boot again"},
+		"no cgroup.kill": {func(f *facts) { f.cgroup.Kill = false }, "cgroup.kill", false, "no cgroup.kill", "5.14"},
+		"old Landlock":   {func(f *facts) { f.landlock = 1 }, "Landlock", false, "ABI 1", "5.19"},
+		"no Landlock":    {func(f *facts) { f.landlockErr = refused("Landlock") }, "Landlock", false, "Landlock", "lsm="},
+		"a program for cores, and no limit to keep it": {
+			func(f *facts) { f.coreLimit = 0 }, "cores", false, "|/usr/lib/systemd/systemd-coredump", "LimitCORE=infinity",
+		},
+		"a service for cores": {
+			func(f *facts) { f.corePattern = "@@/run/cores" }, "cores", false, "socket", "sysctl -w kernel.core_pattern=core",
+		},
+		"no ceilings of IPC": {func(f *facts) { f.ipcErr = refused("ceilings") }, "System V IPC", false, "refused", "Linux 6.9"},
+		"no ptrace":          {func(f *facts) { f.ptraceScope.value = 2 }, "ptrace", false, "2", "ptrace_scope=1"},
+		"no ptrace at all":   {func(f *facts) { f.ptraceScope.value = 3 }, "ptrace", false, "3", "boot again"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := healthy()

@@ -34,6 +34,8 @@ func judge(f facts) []api.Check {
 		f.judgeLogout(),
 		f.judgeLandlock(),
 		f.judgePtrace(),
+		f.judgeCores(),
+		f.judgeIPC(),
 		f.judgeSocket(),
 	}
 	for i := range checks {
@@ -456,6 +458,38 @@ func (f facts) judgePtrace() api.Check {
 		c.Remedy = "set kernel.yama.ptrace_scope below 2 in /etc/sysctl.d and boot again: 3 cannot be taken back"
 	}
 	return c
+}
+
+func (f facts) judgeCores() api.Check {
+	handler := kernel.CoreHandlerOf(f.corePattern)
+	c := api.Check{
+		Name: "cores", OK: f.corePatternErr == nil && (handler == kernel.CoreFile || handler == kernel.CorePipe && f.coreLimit > 0),
+		Found: "a crash in a sandbox starts nothing",
+		Means: "each crash of a program in a sandbox starts a program of the host as root, or is handed to a service of it, under a name that the program chooses; " +
+			"enforced.cores is \"host\", and sandboxd serve --require=nocorepipe refuses to start",
+		Remedy: f.sudo(kernel.CoreRemedy) + ", and the same line in /etc/sysctl.d to keep it",
+	}
+	switch {
+	case f.corePatternErr != nil:
+		c.Found = f.corePatternErr.Error()
+	case handler == kernel.CoreSocket:
+		c.Found = "kernel.core_pattern is a socket, which every crash is handed to: " + f.corePattern
+	case handler == kernel.CorePipe && !c.OK:
+		c.Found = "kernel.core_pattern starts a program: " + f.corePattern + "; and a limit of cores of 1 byte, which keeps the kernel from it, is above this user's own of 0"
+		c.Remedy = "start the daemon with a hard limit of cores above 0 (systemd: LimitCORE=infinity; a shell: ulimit -Hc unlimited); or " + c.Remedy
+	case handler == kernel.CorePipe:
+		c.Found += ": a limit of 1 byte keeps the kernel from " + f.corePattern
+	}
+	return c
+}
+
+func (f facts) judgeIPC() api.Check {
+	return api.Check{
+		Name: "System V IPC", OK: f.ipcErr == nil,
+		Found:  join("a sandbox has ceilings of its own", f.ipcErr),
+		Means:  "shared memory, queues and semaphores of a sandbox, which outlive their programs, have the kernel's ceilings, which are a whole host's",
+		Remedy: kernel.IPCRemedy,
+	}
 }
 
 // join returns good if err is nil, otherwise the kernel's answer.

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -18,24 +19,58 @@ var format = unixmsg.Format{MaxBytes: MaxPacket, MaxFiles: MaxFDs}
 // A Conn is one end of a connection between the daemon and init. Sending and receiving may happen
 // at the same time, each by one goroutine.
 type Conn struct {
-	file   *os.File
+	file   Socket
 	conn   syscall.RawConn
 	closed atomic.Bool
+}
+
+// A Socket is a non-blocking socket that goroutines wait for: an *os.File on the host, and in the
+// sandbox also one that needs nothing of the runtime's poller.
+type Socket interface {
+	SyscallConn() (syscall.RawConn, error)
+	SetDeadline(t time.Time) error
+	SetReadDeadline(t time.Time) error
+	SetWriteDeadline(t time.Time) error
+	Close() error
+}
+
+// ErrNoWatch reports that the kernel refuses this user another epoll watch, without which nothing
+// can wait for a file. It is ENOSPC: a want of this side, not a fault of the other one.
+var ErrNoWatch = fmt.Errorf("epoll watches of this user are used up (fs.epoll.max_user_watches): %w", unix.ENOSPC)
+
+// Waitable returns ErrNoWatch if the runtime's poller does not know a non-blocking file.
+func Waitable(f *os.File) error {
+	if errors.Is(f.SetDeadline(time.Time{}), os.ErrNoDeadline) {
+		return ErrNoWatch
+	}
+	return nil
 }
 
 // NewConn takes over fd, which must be non-blocking so that the runtime's poller waits for it.
 func NewConn(fd int) (*Conn, error) {
 	file := os.NewFile(uintptr(fd), "guest")
-	conn, err := file.SyscallConn()
-	if err != nil {
+	if err := Waitable(file); err != nil {
 		_ = file.Close()
 		return nil, fmt.Errorf("use the connection: %w", err)
 	}
-	return &Conn{file: file, conn: conn}, nil
+	return NewConnOf(file)
 }
 
-// File returns the socket, which stays the connection's.
-func (c *Conn) File() *os.File { return c.file }
+// NewConnOf takes over a socket.
+func NewConnOf(s Socket) (*Conn, error) {
+	conn, err := s.SyscallConn()
+	if err != nil {
+		_ = s.Close()
+		return nil, fmt.Errorf("use the connection: %w", err)
+	}
+	return &Conn{file: s, conn: conn}, nil
+}
+
+// File returns the socket of a connection on the host, which stays the connection's.
+func (c *Conn) File() *os.File {
+	f, _ := c.file.(*os.File)
+	return f
+}
 
 // Close closes the connection. Waits on it return [os.ErrClosed].
 func (c *Conn) Close() error {

@@ -90,6 +90,18 @@ func TestSystemRoutes(t *testing.T) {
 	}
 }
 
+// No route, health included, is asked by a page of another site.
+func TestWebPagesReachNoRoute(t *testing.T) {
+	r := daemontest.New(t, nil).Start()
+	for _, header := range [][]string{{"Origin", "https://evil.example"}, {"Origin", "null"}, {"Sec-Fetch-Site", "cross-site"}} {
+		daemontest.Problem(t, r.Do("GET", "/healthz", nil, header...), api.CodeForbidden)
+		daemontest.Problem(t, r.Do("POST", "/v1/sandboxes", api.CreateSandbox{}, header...), api.CodeForbidden)
+	}
+	if list := daemontest.Decode[api.SandboxList](t, r.Do("GET", "/v1/sandboxes", nil), 200); len(list.Sandboxes) != 0 {
+		t.Errorf("%+v", list)
+	}
+}
+
 func TestPullTellsProgress(t *testing.T) {
 	b := daemontest.New(t, nil)
 	r := b.Start()

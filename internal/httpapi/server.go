@@ -295,6 +295,10 @@ func (s *Server) handler() http.Handler {
 		_ = http.NewResponseController(rw).SetWriteDeadline(time.Time{}) // every connection of ours has deadlines
 		defer s.recover(w, req)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if err := checkOrigin(req); err != nil {
+			writeProblem(w, err)
+			return
+		}
 		// The mux would clean such a path and redirect; no well-meaning client sends one.
 		if p := req.URL.Path; p != path.Clean(p) {
 			writeProblem(w, class.Mark(errNoRoute, fmt.Errorf("path %q: not in its shortest form", class.Clip(p))))

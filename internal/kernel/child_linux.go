@@ -48,6 +48,8 @@ func Main(args []string) (code int, handled bool) {
 		err = overlayChild(args[2])
 	case args[1] == "proc":
 		err = procChild()
+	case args[1] == "ipc":
+		err = ipcChild()
 	default:
 		err = fmt.Errorf("no probe is called %q", args[1])
 	}
@@ -115,6 +117,21 @@ func Proc(ctx context.Context) error {
 
 func procChild() error {
 	return unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+}
+
+// IPCCeilings tries whether the root of an IPC namespace can set the ceilings of System V IPC in it.
+func IPCCeilings(ctx context.Context) error {
+	return runChild(ctx, "ipc", "-", "ceilings of System V IPC in a user namespace", "6.9")
+}
+
+func ipcChild() error {
+	if err := procChild(); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	if err := IPCIsOurs(); err != nil {
+		return fmt.Errorf("write to kernel.shmmni: %w", err)
+	}
+	return nil
 }
 
 func runChild(ctx context.Context, name, arg, feature, since string) error {

@@ -141,6 +141,18 @@ func Sysctl(name string) (value int, found bool, err error) {
 	return value, true, nil
 }
 
+// CorePattern returns the sysctl kernel.core_pattern.
+func CorePattern() (string, error) {
+	text, err := os.ReadFile("/proc/sys/kernel/core_pattern")
+	if err != nil {
+		return "", fmt.Errorf("read sysctl: %w", err)
+	}
+	return strings.TrimSpace(string(text)), nil
+}
+
+// IPCIsOurs returns nil if the calling process can set the ceilings of its IPC namespace.
+func IPCIsOurs() error { return unix.Access("/proc/sys/kernel/shmmni", unix.W_OK) }
+
 // UserXattrs tries whether files in dir can carry user.* attributes: overlay in a user namespace
 // keeps its marks there.
 func UserXattrs(dir string) (err error) {

@@ -37,6 +37,9 @@ type Client struct {
 	session *net.UnixConn
 	ended   bool   // by Shutdown or Close: no launcher is to be started any more
 	version string // version of the launcher from Describe; empty for one that this daemon has started
+	// launchers counts the launchers that this client has started anew. LastRange is the highest range
+	// that it has given to the last one.
+	launchers, lastRange int
 }
 
 // Client is an engine with every ability.
@@ -164,6 +167,8 @@ func (c *Client) revive(ctx context.Context) (*net.UnixConn, error) {
 	}
 	c.mu.Lock()
 	c.version = ""
+	c.launchers++
+	c.lastRange = 0
 	c.mu.Unlock()
 	if err := c.openSession(ctx); err != nil {
 		return nil, err
@@ -224,8 +229,8 @@ func (c *Client) Start(ctx context.Context, spec *runtime.Spec, control *os.File
 func (c *Client) run(ctx context.Context, what op, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
 	req := &request{Op: what, Spec: spec}
 	resp, files, err := c.call(ctx, req, control)
-	// Another request may take the range that this one has asked for. Each time around there is one
-	// more, so that the launcher's number of ranges is the bound.
+	// Another request may take the range that this one has added. There is one more each time around,
+	// so that the launcher's number of ranges is the bound.
 	for errors.Is(err, errWantsRange) && ctx.Err() == nil {
 		if err := c.addRange(ctx, resp.Range); err != nil {
 			return nil, err

@@ -90,18 +90,32 @@ func firstRange(ctx context.Context, o Options) (mounts []*os.File, reason strin
 // rangeRemedy follows the error of the step that has failed.
 const rangeRemedy = ": it takes Linux 5.19, CAP_SYS_ADMIN over the host, and a data directory on ext4, xfs or btrfs"
 
-// addRange gives the launcher the mounts of one more range. Another request may have been faster.
-func (c *Client) addRange(ctx context.Context, number int) error {
+// addRange gives the launcher the mounts of one more range, for a sandbox that found none free when
+// wanted was the next. Requests that come together add one each. Cancelling the creation does not
+// waste the mounts.
+func (c *Client) addRange(ctx context.Context, wanted int) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
+	defer cancel()
 	c.ranges.Lock()
 	defer c.ranges.Unlock()
+	c.mu.Lock()
+	number, launcher := max(wanted, c.lastRange+1), c.launchers
+	c.mu.Unlock()
+	if number > c.opts.IDs.Ranges() && wanted < number {
+		return nil // the launcher has them all: it gives one away, or refuses
+	}
 	mounts, err := c.opts.MountRange(ctx, number)
 	if err != nil {
 		return fmt.Errorf("get host ids for a sandbox: %w", err)
 	}
 	defer closeAll(mounts)
-	_, err = c.ask(ctx, &request{Op: opRange, Range: number}, mounts...)
-	if errors.Is(err, runtime.ErrExists) {
-		return nil
+	if _, err = c.ask(ctx, &request{Op: opRange, Range: number}, mounts...); err != nil && !errors.Is(err, runtime.ErrExists) {
+		return err
 	}
-	return err
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if launcher == c.launchers { // else it was given to one that has died
+		c.lastRange = number
+	}
+	return nil
 }

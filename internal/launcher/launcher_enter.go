@@ -295,14 +295,16 @@ func buildRoot(setup *Setup) error {
 			return fmt.Errorf("attach %s: %w", fs, err)
 		}
 	}
-	// Devices cannot be made in a user namespace, so the host's harmless ones are bound.
+	// Devices cannot be made in a user namespace, so the host's harmless ones are bound. Read-only, which
+	// does not concern writing to a device: else a sandbox, whose mounts are copies of these, could
+	// change the times of the host's files.
 	for _, name := range []string{"null", "zero", "full", "random", "urandom", "tty"} {
 		fd, err := unix.Openat(root, "dev/"+name, unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
 		if err != nil {
 			return fmt.Errorf("make /dev/%s: %w", name, err)
 		}
 		_ = unix.Close(fd)
-		if err := bind(unix.AT_FDCWD, "/dev/"+name, root, "/dev/"+name, 0); err != nil {
+		if err := bind(unix.AT_FDCWD, "/dev/"+name, root, "/dev/"+name, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC); err != nil {
 			return err
 		}
 	}
@@ -394,7 +396,8 @@ func bind(dirfd int, path string, root int, target string, attr uint64) error {
 }
 
 // copyInit copies the init's binary into the launcher's tmpfs: a sandbox never sees the file on the
-// host.
+// host. Programs can read the copy: it is the released one, and an unreadable file would make every
+// process that begins as it, as those with limits of their own do, one that init cannot look at.
 func copyInit(root int) error {
 	src := os.NewFile(fdInit, "init")
 	defer src.Close() // not left to its finalizer, which would close a reused number

@@ -18,8 +18,8 @@ import (
 // Ranges hands out the ranges of host ids, one to each running sandbox.
 //
 // Files on disk belong to one range, whoever has made them. A sandbox sees them through mounts that
-// map that range to its own. The mounts come from the daemon's broker, one pair for each range, when
-// all ranges that have some are taken; they stay for the launcher's life. They are attached in a
+// map that range to its own. The mounts come from the daemon's broker, one pair for each range,
+// when all ranges that have some are taken; they stay for the launcher's life. They are attached in a
 // mount namespace of their own, in which one thread works: each start of a sandbox copies the
 // launcher's mount namespace, which must not grow with the number of ranges.
 type Ranges struct {

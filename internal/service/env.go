@@ -1,15 +1,23 @@
 package service
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // execEnv is the complete environment of a program. Each list overrules those before it: what
-// programs expect, the image, the user's home, the sandbox, the exec.
+// programs expect, the image, the user's home, the sandbox, the exec. Without a home, init adds that
+// of the user that it looks up, unless the sandbox or the exec has one.
 func execEnv(imageEnv, sandboxEnv, requestEnv []string, home string, tty bool) []string {
 	base := []string{"PATH=" + defaultPath}
 	if tty {
 		base = append(base, "TERM=xterm")
+	}
+	if home == "" {
+		imageEnv = slices.DeleteFunc(slices.Clone(imageEnv), func(kv string) bool { return strings.HasPrefix(kv, "HOME=") })
+		return mergeEnv(base, imageEnv, sandboxEnv, requestEnv)
 	}
 	return mergeEnv(base, imageEnv, []string{"HOME=" + home}, sandboxEnv, requestEnv)
 }

@@ -22,6 +22,9 @@ func execError(argv0, cwd string, err error) error {
 	if errors.Is(err, syscall.ETOOMANYREFS) {
 		return class.Mark(runtime.ErrState, fmt.Errorf("start %q: %s: %w", argv0, inFlight, syscall.ETOOMANYREFS))
 	}
+	if errors.Is(err, guest.ErrNoWatch) {
+		return class.Mark(runtime.ErrState, fmt.Errorf("start %q: %w", argv0, err))
+	}
 	if !errors.As(err, &ge) {
 		return err
 	}
@@ -65,6 +68,8 @@ func fileError(path string, err error) error {
 		return class.Invalidf("%q: %w", path, guest.ErrNotRegular)
 	case errors.Is(err, syscall.ETOOMANYREFS):
 		return class.Mark(class.ErrFileConflict, fmt.Errorf("%q: %s: %w", path, inFlight, syscall.ETOOMANYREFS))
+	case errors.Is(err, guest.ErrNoWatch):
+		return class.Mark(class.ErrFileConflict, fmt.Errorf("%q: %w", path, err))
 	case !errors.As(err, &ge):
 		return err
 	case errors.Is(ge.Errno, fs.ErrNotExist):

@@ -106,9 +106,16 @@ func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecReq
 	}()
 	rec := &lease.Record
 	client := guestOf(lease)
-	id, err := userOf(ctx, rec, req.User, client.Open)
+	var id identity
+	spec := cmp.Or(req.User, rec.User)
+	if isBareRoot(spec) {
+		id, err = userOf(ctx, rec, req.User, client.Open)
+	} else {
+		err = validateUser(spec)
+		r.User, r.NonRoot = spec, rec.Enforced.NonRoot // init looks it up
+	}
 	if err != nil {
-		return nil, s.gone(ctx, lease, err)
+		return nil, err
 	}
 	timeout, err := seconds("timeout", req.Timeout)
 	if err != nil {
@@ -123,9 +130,18 @@ func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecReq
 	r.Timeout = timeout
 	oom := s.watchOOM(ctx, rec)
 	ge, err := client.Exec(ctx, r)
+	if r.User != "" && refused(err, unix.EINVAL) {
+		// An init of an earlier version, which has outlived its daemon, knows no users.
+		if id, err = userOf(ctx, rec, req.User, client.Open); err == nil {
+			r.User, r.NonRoot = "", false
+			r.UID, r.GID, r.Groups = id.uid, id.gid, id.groups
+			r.Env = execEnv(rec.ImageEnv, rec.Env, req.Env, id.home, req.TTY)
+			ge, err = client.Exec(ctx, r)
+		}
+	}
 	if err != nil {
 		oom.wait()
-		return nil, s.gone(ctx, lease, execError(req.Argv[0], r.Cwd, err))
+		return nil, s.gone(ctx, lease, userError(rec, spec, execError(req.Argv[0], r.Cwd, err)))
 	}
 	oom.wait()
 	x := &Execution{PID: ge.PID, s: s, req: req, lease: lease, guest: ge, oom: oom, input: make(chan struct{}, 1), done: make(chan struct{})}

@@ -30,6 +30,7 @@ var (
 	FileError = fileError
 	GuestOf   = guestOf
 	Memfile   = memfile
+	UserError = userError
 )
 
 type Retention = retention

@@ -94,7 +94,7 @@ func (s *API) AppendFile(ctx context.Context, ref, path string, opts WriteOption
 		return err
 	}
 	defer end()
-	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
+	id, err := owner(ctx, client, &lease.Record, opts.User)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}
@@ -157,7 +157,7 @@ func (s *API) WriteFile(ctx context.Context, ref, path string, opts WriteOptions
 		return err
 	}
 	defer end()
-	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
+	id, err := owner(ctx, client, &lease.Record, opts.User)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}
@@ -239,7 +239,7 @@ func (s *API) ArchiveIn(ctx context.Context, ref, path string, opts WriteOptions
 		return err
 	}
 	defer end()
-	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
+	id, err := owner(ctx, client, &lease.Record, opts.User)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}

@@ -199,7 +199,7 @@ func (s *API) Mkdir(ctx context.Context, ref, path string, parents bool, opts Wr
 		return err
 	}
 	defer end()
-	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
+	id, err := owner(ctx, client, &lease.Record, opts.User)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}

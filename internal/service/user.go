@@ -11,9 +11,12 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/moby/sys/user"
 
+	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -93,6 +96,77 @@ func userOf(ctx context.Context, rec *runtime.Record, asked string, open func(co
 	return id, err
 }
 
+// isBareRoot reports whether a user is root by a name that needs no lookup for its groups and home
+// either.
+func isBareRoot(spec string) bool {
+	switch spec {
+	case "", "0", "root", "0:0", "root:root":
+		return true
+	}
+	return false
+}
+
+// owner finds the ids of the user that a request about files names, else of the sandbox's user:
+// init looks them up. An init of an earlier version, which has outlived its daemon, has its files
+// read instead.
+func owner(ctx context.Context, client *host.Client, rec *runtime.Record, asked string) (identity, error) {
+	spec := cmp.Or(asked, rec.User)
+	if isBareRoot(spec) {
+		return userOf(ctx, rec, asked, client.Open)
+	}
+	if err := validateUser(spec); err != nil {
+		return identity{}, err
+	}
+	a, err := client.Account(ctx, spec, rec.Enforced.NonRoot)
+	if refused(err, syscall.ENOSYS) {
+		return userOf(ctx, rec, asked, client.Open)
+	}
+	if err != nil {
+		return identity{}, userError(rec, spec, err)
+	}
+	return identity{uid: a.UID, gid: a.GID, groups: a.Groups, home: a.Home}, nil
+}
+
+// refused reports whether init has refused a request as such: an earlier version refuses those, and
+// fields, that it does not know.
+func refused(err error, errno syscall.Errno) bool {
+	ge, ok := errors.AsType[*guest.Error](err)
+	return ok && ge.Stage == guest.StageRequest && ge.Errno == errno
+}
+
+// userError classifies an error of init about a user. Others pass.
+func userError(rec *runtime.Record, spec string, err error) error {
+	const looked = "looked up in the sandbox's /etc/passwd and /etc/group"
+	ge, ok := errors.AsType[*guest.Error](err)
+	if !ok || ge.Stage != guest.StageUser {
+		return err
+	}
+	if strings.HasPrefix(ge.Path, "/") {
+		switch ge.Errno {
+		case syscall.EFBIG:
+			return class.Invalidf("the sandbox's %s is larger than %d bytes", ge.Path, maxDatabase)
+		case syscall.EINVAL:
+			return class.Invalidf("read the sandbox's %s: not a regular file, or not one of users", ge.Path)
+		}
+		return fmt.Errorf("read the sandbox's %s: %w", ge.Path, fileError(ge.Path, &guest.Error{Stage: guest.StageOpen, Errno: ge.Errno, Path: ge.Path}))
+	}
+	switch ge.Errno {
+	case syscall.ESRCH:
+		return class.Invalidf("user %q: %w (%s)", spec, user.ErrNoPasswdEntries, looked)
+	case syscall.ENOENT:
+		return class.Invalidf("user %q: %w (%s)", spec, user.ErrNoGroupEntries, looked)
+	case syscall.ERANGE:
+		return class.Invalidf("user %q: an id or a group is too high: the ids of a sandbox end at %d", spec, maxID)
+	case syscall.E2BIG:
+		return class.Invalidf("user %q is in more than %d groups, at most %d are possible", spec, maxGroups, maxGroups)
+	case syscall.EPERM:
+		return refuseRoot(spec, rec.Profile)
+	case syscall.EINVAL:
+		return class.Invalidf("user %q: must be name, uid, name:group or uid:gid", class.Clip(spec))
+	}
+	return fmt.Errorf("find user %q: %w", spec, ge.Errno)
+}
+
 func validAccount(s string) bool {
 	if s == "" || len(s) > 64 {
 		return false
@@ -111,8 +185,7 @@ func validAccount(s string) bool {
 // root. Whatever the files say, the outcome is numbers that a sandbox may have: nothing is parsed
 // on the other side of a process boundary.
 func resolveUser(ctx context.Context, spec string, open func(context.Context, string) (*os.File, error)) (identity, error) {
-	switch spec {
-	case "", "0", "root", "0:0", "root:root":
+	if isBareRoot(spec) {
 		return identity{home: "/root"}, nil
 	}
 	if err := validateUser(spec); err != nil {

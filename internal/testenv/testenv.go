@@ -183,8 +183,8 @@ func RequireSubIDs(t testing.TB) {
 	}
 }
 
-// RequireOwnIDs needs root, a range of ids for each of several sandboxes, and mounts with mapped ids
-// in temporary directories.
+// RequireOwnIDs needs root, a range of ids for each of several sandboxes, and mounts with mapped
+// ids in temporary directories.
 func RequireOwnIDs(t testing.TB) {
 	t.Helper()
 	if uid := os.Geteuid(); uid != 0 {
@@ -295,6 +295,20 @@ func Soaking() bool { return os.Getenv(soakVariable) != "" }
 
 // SkippedForSoak reports whether a skip's reason is that of [Soak].
 func SkippedForSoak(reason string) bool { return strings.Contains(reason, soakNeed+": ") }
+
+// SecondVariable is the environment variable of a lane beside which an ordinary user's runs the
+// same tests.
+const SecondVariable = "SANDBOXD_TEST_SECOND"
+
+// SameForAll skips a test whose outcome does not depend on the user, where an ordinary user's lane
+// runs it at the same time. It is for tests of what stands above sandboxes: agents' runs, names of
+// images, the command line.
+func SameForAll(t testing.TB) {
+	t.Helper()
+	if os.Getenv(SecondVariable) != "" {
+		t.Skip("it is the same for every user, and the ordinary user's lane runs it")
+	}
+}
 
 // Rounds returns the number of repetitions of a random choice: few in the gate, many in a soak run.
 func Rounds(gate, soak int) int {

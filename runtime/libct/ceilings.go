@@ -35,19 +35,26 @@ import (
 //
 // Those in files are set from inside with CAP_SYS_RESOURCE over the namespace, which no program of
 // a sandbox has, nor its init; the files are read-only to programs besides.
+//
+// System V IPC outlives its programs, and the kernel's own ceilings on it are those of a whole host.
+// So its namespace has ceilings too, which its root can set since Linux 6.9.
 
-// ceiling is one in a user namespace: the name of its file below /proc/sys/user, and how many of
-// the thing each user may have.
+// ceiling is one of a namespace: its file below /proc/sys, and how many of the thing each user of a
+// user namespace may have, or all of an IPC namespace.
 type ceiling struct {
 	Name string `json:"name"`
 	Most int64  `json:"most"`
+	// More are the numbers of the file that come before Most.
+	More string `json:"more,omitempty"`
 }
 
-// shared are the resources that the host counts for all programs of a user: the name in a
-// namespace, and the file of the host's number below /proc/sys.
+func (c *ceiling) text() string { return c.More + strconv.FormatInt(c.Most, 10) }
+
+// shared are the resources that the host counts for all programs of a user: the files, below
+// /proc/sys, of a namespace's ceiling and of the host's number.
 var shared = []struct{ name, host string }{
-	{"max_inotify_instances", "fs/inotify/max_user_instances"},
-	{"max_inotify_watches", "fs/inotify/max_user_watches"},
+	{"user/max_inotify_instances", "fs/inotify/max_user_instances"},
+	{"user/max_inotify_watches", "fs/inotify/max_user_watches"},
 }
 
 // closed are the namespaces that cannot be made in a sandbox, even if a filter permits the call:
@@ -84,11 +91,29 @@ func limitsOfOne(host []configs.Rlimit) []configs.Rlimit {
 // ofAll plans the ceilings of the launcher's namespace, from the host's. It is pure.
 func ofAll(host []ceiling) []ceiling { return part(host, 2) }
 
-// ofOne plans those of a sandbox's. It is pure.
-func ofOne(host []ceiling) []ceiling {
+// ofOne plans those of a sandbox with a limit of memory, in bytes, or 0. Ipc means that its IPC
+// namespace can have some. It is pure.
+func ofOne(host []ceiling, memory int64, ipc bool) []ceiling {
 	all := part(host, 4)
 	for _, kind := range closed {
-		all = append(all, ceiling{Name: "max_" + kind + "_namespaces"})
+		all = append(all, ceiling{Name: "user/max_" + kind + "_namespaces"})
+	}
+	if ipc {
+		all = append(all, ofIPC(memory)...)
+	}
+	return all
+}
+
+// ofIPC plans those of System V IPC: as many bytes of shared memory as of memory, and some MiB in
+// queues and semaphores. Databases need one or two of each. It is pure.
+func ofIPC(memory int64) []ceiling {
+	all := []ceiling{
+		{Name: "kernel/msgmni", Most: 256},                        // queues, of 16 KiB (msgmnb) each
+		{Name: "kernel/sem", More: "32000 32000 500 ", Most: 256}, // in a set, in all, in a call; sets
+		{Name: "kernel/shmmni", Most: 256},
+	}
+	if memory > 0 {
+		all = append(all, ceiling{Name: "kernel/shmall", Most: max(1, memory/4096)}) // pages
 	}
 	return all
 }
@@ -127,8 +152,36 @@ func given() (all []ceiling, limits []configs.Rlimit, err error) {
 	return all, limits, nil
 }
 
+// boundProcesses makes the launcher's soft limit of processes one that means something: half of it is
+// the ceiling of all sandboxes together (processes.go), which must leave pids to others. No user has
+// more processes than the host has pids, so the launcher loses nothing.
+func boundProcesses() error {
+	var own unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &own); err != nil {
+		return fmt.Errorf("read own limit of processes: %w", err)
+	}
+	for _, name := range []string{"kernel/pid_max", "kernel/threads-max"} {
+		text, err := os.ReadFile("/proc/sys/" + name)
+		if err != nil {
+			return fmt.Errorf("read the host's number of processes: %w", err)
+		}
+		n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+		if err != nil {
+			return fmt.Errorf("read the host's number of processes: %s: %w", name, err)
+		}
+		own.Cur = min(own.Cur, n)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NPROC, &own); err != nil {
+		return fmt.Errorf("set limit of processes: %w", err)
+	}
+	return nil
+}
+
 // boundAll sets the bounds of all sandboxes together, in the launcher, from the host's numbers.
 func (h *Host) boundAll() error {
+	if err := boundProcesses(); err != nil {
+		return err
+	}
 	if err := hold(ofAll(h.given)); err != nil {
 		return err
 	}
@@ -140,19 +193,19 @@ func (h *Host) boundAll() error {
 	return nil
 }
 
-// hold sets ceilings in the user namespace of the calling thread.
+// hold sets ceilings in the namespaces of the calling thread.
 //
 // It does so in a procfs of its own. In the launcher's, /proc/sys/user has one entry of each name
 // for every user namespace that it was looked up in, and a lookup compares with them all
 // (proc_sys_compare): among 200 sandboxes that took a millisecond of a creation. Nor can anything
 // be mounted over this one (CVE-2025-52881).
 func hold(all []ceiling) error {
-	user, err := openOwnProc("sys/user")
+	dir, err := openOwnProc("sys")
 	if err != nil {
 		return fmt.Errorf("set ceilings: %w", err)
 	}
 	for _, c := range all {
-		fd, err := unix.Openat(int(user.Fd()), c.Name, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		fd, err := unix.Openat(int(dir.Fd()), c.Name, unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if errors.Is(err, unix.ENOENT) {
 			continue // max_time_namespaces came with Linux 5.6; without the counter there is no such namespace
 		}
@@ -161,10 +214,10 @@ func hold(all []ceiling) error {
 			err = errors.Join(c.set(f), f.Close())
 		}
 		if err != nil {
-			return errors.Join(fmt.Errorf("set ceiling %s: %w", c.Name, err), user.Close())
+			return errors.Join(fmt.Errorf("set ceiling %s: %w", c.Name, err), dir.Close())
 		}
 	}
-	return user.Close()
+	return dir.Close()
 }
 
 // openOwnProc opens a directory of a fresh procfs of the caller's PID namespace, which is mounted
@@ -191,16 +244,16 @@ func openOwnProc(dir string) (*os.File, error) {
 }
 
 func (c *ceiling) set(f *os.File) error {
-	want := strconv.FormatInt(c.Most, 10)
+	want := c.text()
 	if _, err := f.WriteString(want); err != nil {
 		return err
 	}
-	var held [32]byte
+	var held [64]byte
 	n, err := f.ReadAt(held[:], 0)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	if got := strings.TrimSpace(string(held[:n])); got != want {
+	if got := strings.Join(strings.Fields(string(held[:n])), " "); got != want {
 		return fmt.Errorf("it is to be %s, and the kernel holds %q", want, got)
 	}
 	return nil

@@ -11,11 +11,11 @@ import (
 // All sandboxes together have half of the host's number, whatever that is. One of their users has
 // half of that, and no more than the largest useful value.
 func TestCeilingsAreParts(t *testing.T) {
-	host := []ceiling{{"max_inotify_instances", 9}, {"max_inotify_watches", 1 << 31}}
-	if d := cmp.Diff([]ceiling{{"max_inotify_instances", 4}, {"max_inotify_watches", 1 << 30}}, ofAll(host)); d != "" {
+	host := []ceiling{{Name: "user/max_inotify_instances", Most: 9}, {Name: "user/max_inotify_watches", Most: 1 << 31}}
+	if d := cmp.Diff([]ceiling{{Name: "user/max_inotify_instances", Most: 4}, {Name: "user/max_inotify_watches", Most: 1 << 30}}, ofAll(host)); d != "" {
 		t.Errorf("of all (-want +got):\n%s", d)
 	}
-	if d := cmp.Diff([]ceiling{{"max_inotify_instances", 2}, {"max_inotify_watches", 1 << 29}}, ofOne(host)[:2]); d != "" {
+	if d := cmp.Diff([]ceiling{{Name: "user/max_inotify_instances", Most: 2}, {Name: "user/max_inotify_watches", Most: 1 << 29}}, ofOne(host, 1<<30, true)[:2]); d != "" {
 		t.Errorf("of one (-want +got):\n%s", d)
 	}
 	limit := func(signals, bytes uint64) []configs.Rlimit {
@@ -35,5 +35,30 @@ func TestCeilingsAreParts(t *testing.T) {
 		if d := cmp.Diff(tc.one, limitsOfOne(tc.host)); d != "" {
 			t.Errorf("of one, of %v (-want +got):\n%s", tc.host, d)
 		}
+	}
+}
+
+// Shared memory of System V has the limit of memory as its ceiling, and the rest of it has small
+// ones, where the kernel lets a namespace's root set them.
+func TestCeilingsOfIPC(t *testing.T) {
+	text := func(all []ceiling) map[string]string {
+		said := make(map[string]string)
+		for _, c := range all {
+			said[c.Name] = c.text()
+		}
+		return said
+	}
+	want := map[string]string{"kernel/msgmni": "256", "kernel/sem": "32000 32000 500 256", "kernel/shmmni": "256", "kernel/shmall": "262144"}
+	for _, kind := range closed {
+		want["user/max_"+kind+"_namespaces"] = "0"
+	}
+	if d := cmp.Diff(want, text(ofOne(nil, 1<<30, true))); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if got := text(ofOne(nil, 1<<30, false)); got["kernel/shmmni"] != "" || len(got) != len(closed) {
+		t.Errorf("of a kernel that does not let them be set: %v", got)
+	}
+	if _, ok := text(ofOne(nil, 0, true))["kernel/shmall"]; ok {
+		t.Error("a sandbox without a limit of memory has one of shared memory")
 	}
 }

@@ -26,6 +26,10 @@ type Host struct {
 	Files       []string         // those that its children's cgroups have: not every kernel has all of a controller's
 	Nofile      uint64           // the launcher's hard RLIMIT_NOFILE: it cannot be exceeded
 	Nproc       uint64           // and its RLIMIT_NPROC
+	Core        uint64           // and its RLIMIT_CORE
+	CorePattern string           // the sysctl kernel.core_pattern
+	Memlock     uint64           // and its RLIMIT_MEMLOCK
+	IPC         bool             // the ceilings of an IPC namespace can be set by its root
 	Landlock    int              // its version, where sandboxes can be held by it; 0: they cannot
 	Missing     []string         // wishes of the defaults that the host does not fulfil
 	given       []ceiling        // the host's number for all programs of its user
@@ -43,6 +47,22 @@ var initCapabilities = []string{
 // maxFile is the size of the largest file that a sandbox can write: far above what programs need,
 // so that one runaway write does not fill the disk. It is no quota.
 const maxFile = 16 << 30
+
+// maxLocked is the number of bytes that a process can lock in memory: enough for keys, and the
+// kernel's default of many years.
+const maxLocked = 64 << 10
+
+// Sizes of a sandbox's file systems in memory. Each has a ceiling on files as well: an empty file
+// takes a KiB of the kernel's memory, and no byte of the file system's size.
+const (
+	maxTerminals = 64  // all sandboxes have kernel.pty.max less kernel.pty.reserve, by default 3072
+	devFiles     = 256 // of /dev: devices, links and mount points
+	shmSize      = 64 << 20
+	minFiles     = 1024
+)
+
+// filesOf is the ceiling on files for a file system of a size: one for each page.
+func filesOf(size int64) int64 { return max(minFiles, size/4096) }
 
 // initPath is where the sandbox finds its init: on the fresh /dev, so that no image can be in the
 // way of it and no snapshot contains it.
@@ -112,9 +132,14 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 		nofile = min(1024, host.Nofile)
 	}
 	c.Rlimits = []configs.Rlimit{
-		{Type: unix.RLIMIT_CORE, Hard: 0, Soft: 0},
+		coreLimit(host),
 		{Type: unix.RLIMIT_NOFILE, Hard: nofile, Soft: nofile},
 		{Type: unix.RLIMIT_FSIZE, Hard: maxFile, Soft: maxFile},
+		// What follows would be inherited from the daemon. Locked memory is not swapped out; memory in
+		// front of others' and real-time priorities take processors from all of the host.
+		{Type: unix.RLIMIT_MEMLOCK, Hard: min(maxLocked, host.Memlock), Soft: min(maxLocked, host.Memlock)},
+		{Type: unix.RLIMIT_NICE},
+		{Type: unix.RLIMIT_RTPRIO},
 	}
 	c.Rlimits = append(c.Rlimits, limitsOfOne(host.limits)...)
 	if spec.Limits.Pids > 0 && enforced.Pids == "rlimit" {
@@ -142,15 +167,15 @@ func cgroupConfig(spec *runtime.Spec, host *Host) *cgroups.Cgroup {
 
 func mounts(host *Host) []*configs.Mount {
 	const restricted = unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NODEV
-	pts := "newinstance,ptmxmode=0666,mode=0620"
+	pts := fmt.Sprintf("newinstance,ptmxmode=0666,mode=0620,max=%d", maxTerminals)
 	if !host.Single {
 		pts += ",gid=5" // tty, as every distribution has it; a single-id map has no such group
 	}
 	return []*configs.Mount{
 		{Device: "proc", Source: "proc", Destination: "/proc", Flags: restricted},
-		{Device: "tmpfs", Source: "tmpfs", Destination: "/dev", Flags: unix.MS_NOSUID | unix.MS_STRICTATIME, Data: "mode=0755,size=64k"},
+		{Device: "tmpfs", Source: "tmpfs", Destination: "/dev", Flags: unix.MS_NOSUID | unix.MS_STRICTATIME, Data: fmt.Sprintf("mode=0755,size=64k,nr_inodes=%d", devFiles)},
 		{Device: "devpts", Source: "devpts", Destination: "/dev/pts", Flags: unix.MS_NOSUID | unix.MS_NOEXEC, Data: pts},
-		{Device: "tmpfs", Source: "shm", Destination: "/dev/shm", Flags: restricted, Data: "mode=1777,size=64m"},
+		{Device: "tmpfs", Source: "shm", Destination: "/dev/shm", Flags: restricted, Data: fmt.Sprintf("mode=1777,size=%d,nr_inodes=%d", shmSize, filesOf(shmSize))},
 		{Device: "mqueue", Source: "mqueue", Destination: "/dev/mqueue", Flags: restricted},
 		{Device: "sysfs", Source: "sysfs", Destination: "/sys", Flags: restricted | unix.MS_RDONLY},
 		{Device: "bind", Source: launcher.InitFile, Destination: initPath, Flags: unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV},
@@ -164,7 +189,7 @@ func scratch(mounts []api.Scratch) []*configs.Mount {
 	for _, m := range mounts {
 		all = append(all, &configs.Mount{
 			Device: "tmpfs", Source: "tmpfs", Destination: m.Path, Flags: unix.MS_NOSUID | unix.MS_NODEV,
-			Data: fmt.Sprintf("mode=%04o,size=%d,uid=%d,gid=%d", m.Mode, m.Size, m.UID, m.GID),
+			Data: fmt.Sprintf("mode=%04o,size=%d,nr_inodes=%d,uid=%d,gid=%d", m.Mode, m.Size, filesOf(m.Size), m.UID, m.GID),
 		})
 	}
 	return all

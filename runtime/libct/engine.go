@@ -98,6 +98,18 @@ func Open(host Host, ranges *launcher.Ranges) (*Engine, error) {
 		return nil, fmt.Errorf("read own limit of processes: %w", err)
 	}
 	host.Nproc = limit.Max
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
+		return nil, fmt.Errorf("read own limit of locked memory: %w", err)
+	}
+	host.Memlock = limit.Max
+	if err := unix.Getrlimit(unix.RLIMIT_CORE, &limit); err != nil {
+		return nil, fmt.Errorf("read own limit of cores: %w", err)
+	}
+	host.Core, host.CorePattern = limit.Max, readCorePattern()
+	// The launcher's own IPC namespace is like those of its sandboxes.
+	if host.IPC = kernel.IPCIsOurs() == nil; !host.IPC {
+		host.Missing = append(host.Missing, "ceilings of System V IPC: this kernel lets no namespace set its own: "+kernel.IPCRemedy)
+	}
 	host.landlock(kernel.LandlockABI())
 	host.ownIDs(ranges.Own())
 	var err error
@@ -195,7 +207,9 @@ func (e *Engine) plan(spec *runtime.Spec) (*planned, error) {
 	if err := validID(spec.ID); err != nil {
 		return nil, err
 	}
-	enforced, err := Enforce(spec, &e.host)
+	host := e.host
+	host.CorePattern = readCorePattern() // it may have changed
+	enforced, err := Enforce(spec, &host)
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +217,6 @@ func (e *Engine) plan(spec *runtime.Spec) (*planned, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
 	}
-	host := e.host
 	host.IDs = lease.IDs()
 	config, err := Plan(spec, &host, &enforced)
 	if err != nil {
@@ -506,7 +519,8 @@ func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement 
 
 // planRoot plans the mounts that Init makes.
 func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays []launcher.Overlay) *rootPlan {
-	plan := &rootPlan{Overlays: overlays, Own: host.Own, ReadOnly: spec.Profile.ReadOnlyRoot, Ceilings: ofOne(host.given)}
+	plan := &rootPlan{Overlays: overlays, Own: host.Own, ReadOnly: spec.Profile.ReadOnlyRoot}
+	plan.Ceilings = ofOne(host.given, spec.Limits.Memory, host.IPC && config.Namespaces.Contains(configs.NEWIPC))
 	if host.Own { // upper and work directories through the mounts of its range; lower ones are relative to the layers
 		for i := range plan.Overlays {
 			o := &plan.Overlays[i]
@@ -587,9 +601,11 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 		if next.Limits.Nofile != was.Nofile {
 			return api.Enforced{}, fmt.Errorf("nofile limit: each process has its own since its start: %w", runtime.ErrUnenforceable)
 		}
+		cores := enforced.Cores
 		if enforced, err = Enforce(&next, &e.host); err != nil {
 			return api.Enforced{}, err
 		}
+		enforced.Cores = cores // the filter, which decides too, is not kept
 		if next.Limits.Pids != was.Pids && enforced.Pids == "rlimit" {
 			return api.Enforced{}, fmt.Errorf("pids limit: without a cgroup v2 pids controller each process has its own since its start: %w",
 				runtime.ErrUnenforceable)

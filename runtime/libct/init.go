@@ -61,7 +61,7 @@ type rootPlan struct {
 	// points.
 	ReadOnly bool     `json:"read_only,omitempty"`
 	Dirs     []string `json:"dirs,omitempty"`
-	// Ceilings are of the sandbox's user namespace.
+	// Ceilings are of the sandbox's user and IPC namespaces.
 	Ceilings []ceiling `json:"ceilings"`
 }
 

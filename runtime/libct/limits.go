@@ -41,6 +41,10 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 	case host.Own:
 		e.IDs = api.IDsOwn
 	}
+	var missing string
+	if e.Cores, missing = host.cores(spec.Profile.Seccomp); missing != "" {
+		e.Missing = append(e.Missing, missing)
+	}
 	has := func(c string) bool { return host.Cgroup && slices.Contains(host.Controllers, c) }
 	holds := func(controller, file string) bool { return has(controller) && host.hasFile(file) }
 	if spec.Limits.Memory > 0 && holds("memory", "memory.max") {

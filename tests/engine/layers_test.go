@@ -138,6 +138,91 @@ func TestAttacksWorkWithoutTheLayer(t *testing.T) {
 	})
 }
 
+// changesMounts are attacks that, where they work, leave a sandbox's mounts as no other attack
+// expects them.
+func changesMounts(name string) bool {
+	return strings.HasPrefix(name, "mount-") || strings.HasPrefix(name, "umount-") || slices.Contains([]string{"pivot-root", "write-cgroup"}, name)
+}
+
+// Every attack sees its layer. Where all layers are off that are data, and the launcher's own
+// filter is not there, attacks work that work in a bare user namespace: in the sandbox nothing but
+// its layers stops them. Attacks that name the namespaces do not work in such a namespace.
+func TestEveryAttackSeesItsLayer(t *testing.T) {
+	testenv.RequireUserNS(t)
+	testenv.RequireLandlock(t, 2)
+	o := options(t)
+	o.Launcher = harness.Helper(t, "mutant-launcher")
+	f := fixture(t, o)
+	program := harness.Helper(t, "attacker")
+	off := []string{attack.Filter, attack.Capabilities, attack.Masked, attack.ReadOnly, attack.Undumpable, landlock}
+	others := map[string][]string{} // attacks by the sandbox that they are tried in
+	serial := 0
+	for _, a := range attack.Corpus() {
+		worked, _, err := attack.ControlInUserNamespace(t.Context(), program, a.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case a.Layer == attack.Namespaces && worked:
+			t.Errorf("%s works in a bare user namespace, which should stop it", a.Name)
+		case !slices.Contains(off, a.Layer) || !worked:
+		case changesMounts(a.Name):
+			serial++
+			id := mutant(string([]rune{'s', rune('a' + serial/26), rune('a' + serial%26)}))
+			others[id] = []string{a.Name}
+		default:
+			others[mutant("all")] = append(others[mutant("all")], a.Name)
+		}
+	}
+	tried := 0
+	for id, names := range others {
+		works := attacked(t, f, id, program, names, off)
+		tried += len(names)
+		for _, name := range names {
+			if reason, behind := standsBehind[name]; slices.Contains(works, name) == behind {
+				t.Errorf("%s: worked %v without layers, and behind them stands %q", name, behind, reason)
+			}
+		}
+	}
+	// And its layer alone stops it. An undumpable init does not: see TestAttacksWorkWithoutTheLayer.
+	for i, layer := range []string{attack.Filter, attack.Capabilities, attack.Masked, attack.ReadOnly} {
+		others := slices.DeleteFunc(slices.Clone(off), func(l string) bool { return l == layer })
+		for _, name := range attacked(t, f, mutant("alone"+string(rune('a'+i))), program, attacksOn(layer), others) {
+			t.Errorf("%s works where only %s is left", name, layer)
+		}
+	}
+	t.Logf("%d attacks of %d", tried, len(attack.Corpus()))
+	if tried < minSeen {
+		t.Errorf("only %d attacks are worth something", tried)
+	}
+}
+
+// minSeen is the number of attacks whose layers are data and which work in a bare user namespace,
+// on any host.
+const minSeen = 100
+
+// standsBehind are attacks that something else stops too, which is no data of a profile, and the
+// reason.
+var standsBehind = func() map[string]string {
+	all := map[string]string{
+		"int80-abi":            "the list of architectures, which a filter without rules has too",
+		"exec-file-capability": "nosuid and no_new_privs",
+		"mount-sysfs":          "a sysfs that shows more than the one that is mounted (mount_too_revealing)",
+	}
+	for reason, names := range map[string][]string{
+		"max_*_namespaces are 0 in a sandbox": {
+			"clone-cgroup", "clone-ipc", "clone-net", "clone-pid", "clone-user", "clone-user-high-bits", "clone3-time", "clone3-user",
+			"unshare-cgroup", "unshare-ipc", "unshare-net", "unshare-pid", "unshare-time", "unshare-user",
+		},
+		"/tmp is no mount in a sandbox": {"fspick", "mount-setattr", "pivot-root"},
+	} {
+		for _, name := range names {
+			all[name] = reason
+		}
+	}
+	return all
+}()
+
 // attacksOn are the names of the attacks that a layer is the first to stop.
 func attacksOn(layer string) (names []string) {
 	for _, a := range attack.Corpus() {

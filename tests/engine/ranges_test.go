@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -156,6 +157,49 @@ func TestRangesAreOwnAndUsedAgain(t *testing.T) {
 
 func second(_ *runtime.Started, _ int, err error) error { return err }
 
+// Sandboxes that start at once get a range each, which is asked for once.
+func TestRangesForManyAtOnce(t *testing.T) {
+	testenv.RequireOwnIDs(t)
+	o := options(t)
+	var mu sync.Mutex
+	asked := make(map[int]int)
+	o.MountRange = func(ctx context.Context, number int) ([]*os.File, error) {
+		mu.Lock()
+		asked[number]++
+		mu.Unlock()
+		return launcher.MountRange(ctx, o, number)
+	}
+	f := fixture(t, o)
+	const many = 8
+	pids := make([]int, many)
+	errs := make([]error, many)
+	var ids []string
+	var all sync.WaitGroup
+	for i := range many {
+		spec := f.NewSpec(t, "many"+strconv.Itoa(i))
+		ids = append(ids, spec.ID)
+		all.Go(func() { _, pids[i], errs[i] = run(t, f.Engine.Create, spec) })
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	roots := make(map[int]string)
+	for i, pid := range pids {
+		root := rootOf(t, pid)
+		if other := roots[root]; other != "" {
+			t.Errorf("%s and %s run under %d", other, ids[i], root)
+		}
+		roots[root] = ids[i]
+	}
+	for number, times := range asked {
+		if times != 1 || number > many {
+			t.Errorf("range %d was asked for %d times", number, times)
+		}
+	}
+	end(t, f.Engine, ids...)
+}
+
 // Ranges stay with their sandboxes when daemons come and go, and a new launcher begins anew.
 func TestRangesOutliveTheDaemon(t *testing.T) {
 	testenv.RequireOwnIDs(t)
@@ -232,7 +276,7 @@ func TestRangesAreBounded(t *testing.T) {
 	end(t, f.Engine, "one", "three")
 }
 
-// The launcher takes no mounts but those of the range that it has asked for: a daemon that was taken
+// The launcher takes only mounts of the range that it has asked for: a daemon that was taken
 // over passes them on.
 func TestLauncherVerifiesMountsOfRanges(t *testing.T) {
 	testenv.RequireOwnIDs(t)

@@ -181,6 +181,7 @@ func readRunRecord(t *testing.T, dir string) runRecord {
 // where it is not known whether one was run, the record says so. SANDBOXD_AGENT_FAULT_ROUNDS says
 // how many runs there are.
 func TestKilledAgentsGoOnWhereTheyWere(t *testing.T) {
+	testenv.SameForAll(t)
 	testenv.RequireUserNS(t)
 	rounds, seed := setting(t, "SANDBOXD_AGENT_FAULT_ROUNDS", uint64(testenv.Rounds(4, 24))), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
 	t.Logf("SANDBOXD_FAULT_SEED=%d SANDBOXD_AGENT_FAULT_ROUNDS=%d", seed, rounds)

@@ -110,6 +110,7 @@ func oneDir(t *testing.T, output string) string {
 // and at the end every problem has been answered and scored once, no turn that was on record was
 // asked again, and no command was run twice.
 func TestKilledBenchmarksGoOnWhereTheyWere(t *testing.T) {
+	testenv.SameForAll(t)
 	testenv.RequireUserNS(t)
 	rounds, seed := setting(t, "SANDBOXD_AGENT_FAULT_ROUNDS", uint64(testenv.Rounds(1, 6))), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
 	t.Logf("SANDBOXD_FAULT_SEED=%d", seed)
@@ -221,6 +222,7 @@ func checkBench(t *testing.T, d *harness.Daemon, model *forgetfulModel, dir stri
 // An interrupt ends a benchmark's own sandboxes and no other of the same image, and nothing that
 // was scored is lost.
 func TestInterruptedBenchmarkLeavesOthersAlone(t *testing.T) {
+	testenv.SameForAll(t)
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
 	other := d.Create(t, api.CreateSandbox{Labels: map[string]string{"sandboxd.agent": "run"}})
@@ -335,6 +337,7 @@ func (m *crowdModel) answer(w http.ResponseWriter, r *http.Request) {
 // turns, for a machine that has much else to do has so for some of the time. (One after the other,
 // it would be 64 times.)
 func TestManyAgentRunsAreFair(t *testing.T) {
+	testenv.SameForAll(t)
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
 	model := &crowdModel{turns: map[string]int{}, all: make(chan struct{}), ended: map[string]time.Duration{}}

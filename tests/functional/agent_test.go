@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/agent/llm/llmtest"
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -64,6 +65,8 @@ func readTrajectory(t *testing.T, dir string) trajectory {
 // Eleven steps, all three tools, an input directory, a symlink and a sub-folder in the output: the
 // same files come out, and a trajectory with the keys that its readers expect.
 func TestAgentRunOfElevenSteps(t *testing.T) {
+	testenv.SameForAll(t)
+	inParallel(t)
 	input := filepath.Join(t.TempDir(), "input")
 	write(t, input, "numbers.txt", "3\n1\n2\n", 0o644)
 	write(t, input, "sub/more.txt", "40\n", 0o644)
@@ -148,6 +151,7 @@ func TestAgentRunOfElevenSteps(t *testing.T) {
 
 // The recorded trajectory that the quickstart plays needs no model.
 func TestQuickstartReplay(t *testing.T) {
+	testenv.SameForAll(t)
 	example := filepath.Join(harness.Root(t), "examples/quickstart")
 	d := shared(t)
 	got, dir := agentRun(t, d, "--llm", "replay:"+filepath.Join(example, "trajectory.json"), "--input_dir", filepath.Join(example, "input"))
@@ -168,6 +172,8 @@ func TestQuickstartReplay(t *testing.T) {
 
 // A replay of a fresh recording makes the same files.
 func TestRecordedRunCanBeReplayed(t *testing.T) {
+	testenv.SameForAll(t)
+	inParallel(t)
 	model := llmtest.Start(t,
 		llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("mkdir -p /testbed/output; echo $((6*7)) >/testbed/output/answer.txt")}},
 		llmtest.Turn{Calls: []llmtest.Call{llmtest.Submit()}})
@@ -184,6 +190,8 @@ func TestRecordedRunCanBeReplayed(t *testing.T) {
 // A model that fails ends the run with one clear error; finished turns are kept, and the sandbox
 // is gone.
 func TestAgentWithABadModel(t *testing.T) {
+	testenv.SameForAll(t)
+	inParallel(t)
 	work := llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("mkdir -p /testbed/output; echo kept >/testbed/output/answer.txt")}}
 	d := start(t)
 	for _, test := range []struct {
@@ -224,6 +232,7 @@ func TestAgentWithABadModel(t *testing.T) {
 
 // A model's text in a command or a path is data: it never reaches a shell of the host.
 func TestModelsShellTricksStayInside(t *testing.T) {
+	testenv.SameForAll(t)
 	planted := filepath.Join(os.TempDir(), fmt.Sprintf("planted-by-a-model-%d", os.Getpid()))
 	trick := "/testbed/x'; touch " + planted + "; echo '.txt"
 	model := llmtest.Start(t,
@@ -243,6 +252,7 @@ func TestModelsShellTricksStayInside(t *testing.T) {
 // A budget of processor time ends a run in the midst of a command, where the kernel counts it by
 // sandbox; elsewhere it is refused.
 func TestAgentBudgetOfProcessorTime(t *testing.T) {
+	testenv.SameForAll(t)
 	model := llmtest.Start(t, llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("echo kept > /testbed/output/f; while :; do :; done")}})
 	d := shared(t)
 	got, dir := tryAgentRun(t, d, "--query", "q", "--llm_name", "m", "--llm_base_url", model.URL, "--max_cpu", "1s")
@@ -276,6 +286,7 @@ func tryAgentRun(t *testing.T, d *harness.Daemon, args ...string) (harness.Resul
 // has the files of its turn and no others, and a replay gives the recorded answers. A denied
 // command is not run.
 func TestAgentRunsGoOnBranchAndReplay(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	add := func(what string) llmtest.Turn {
 		return llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("echo " + what + " >> /testbed/log; cat /testbed/log")}}
@@ -325,6 +336,7 @@ func TestAgentRunsGoOnBranchAndReplay(t *testing.T) {
 // No other snapshots go with them, and a branch from a turn whose snapshot is gone does the turns
 // again.
 func TestAgentRunsAreRemovedWithTheirSnapshots(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	step := func(what string) llmtest.Turn {
 		return llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("echo " + what + " >> /testbed/log; cp /testbed/log /testbed/output/answer.txt")}}

@@ -134,6 +134,7 @@ func workers(t *testing.T, d *harness.Daemon) []int {
 // A run that the daemon hosts: its record is streamed, a client that goes away and comes back
 // misses nothing, and the key is nowhere.
 func TestAgentRunOverTheAPI(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	c := apiClient(t, d)
 	g := newGate()
@@ -223,6 +224,7 @@ func TestAgentRunOverTheAPI(t *testing.T) {
 // A run whose record is damaged is removed on request, with its sandbox and with the snapshots of
 // its turns that the rest of its record names. One whose record is of a newer version goes too.
 func TestAgentRunWithoutAReadableRecordIsRemoved(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	c := apiClient(t, d)
 	model := llmtest.Start(t, llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("echo 1")}}, llmtest.Turn{Hang: true}, llmtest.Turn{Calls: []llmtest.Call{llmtest.Submit()}})
@@ -269,6 +271,7 @@ func TestAgentRunWithoutAReadableRecordIsRemoved(t *testing.T) {
 
 // Cancel ends what runs and collects the output; with keep, resume goes on in the sandbox.
 func TestAgentRunIsCancelled(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	c := apiClient(t, d)
 	model := llmtest.Start(t,
@@ -327,6 +330,7 @@ func TestAgentRunIsCancelled(t *testing.T) {
 // A killed daemon takes no run along: the run goes on if it needs nothing of the daemon meanwhile.
 // One whose process is killed too is stopped, and is resumed.
 func TestAgentRunOutlivesTheDaemon(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	c := apiClient(t, d)
 	first, second := newGate(), newGate()
@@ -375,6 +379,8 @@ func TestAgentRunOutlivesTheDaemon(t *testing.T) {
 // A daemon that is told to end interrupts its runs, and those of a daemon before it, which the
 // next can go on with.
 func TestAgentRunAndAnEndingDaemon(t *testing.T) {
+	testenv.SameForAll(t)
+	t.Parallel()
 	for name, others := range map[string]bool{"its own": false, "of a daemon before": true} {
 		t.Run(name, func(t *testing.T) {
 			d := start(t)
@@ -416,8 +422,8 @@ func TestAgentRunAndAnEndingDaemon(t *testing.T) {
 // The number of runs at a time is limited, and those of an earlier daemon count. Contradictory
 // requests are refused before anything begins.
 func TestAgentRunsAreLimited(t *testing.T) {
-	testenv.RequireUserNS(t)
-	d := harness.Start(t, harness.Options{Args: []string{"--agent-runs", "1"}})
+	testenv.SameForAll(t)
+	d := startWith(t, harness.Options{Args: []string{"--agent-runs", "1"}})
 	c := apiClient(t, d)
 	model := llmtest.Start(t, llmtest.Turn{Hang: true})
 	for name, req := range map[string]api.StartAgentRun{
@@ -484,6 +490,8 @@ func recorded(t *testing.T, command string) string {
 // All inputs of a run on the daemon's host lie below directories that the daemon was started with,
 // however they are named.
 func TestAgentRunReadsWhatTheDaemonAllows(t *testing.T) {
+	testenv.SameForAll(t)
+	t.Parallel()
 	testenv.RequireUserNS(t)
 	inputs, outside := t.TempDir(), t.TempDir()
 	for path, content := range map[string]string{
@@ -553,7 +561,7 @@ func TestAgentRunReadsWhatTheDaemonAllows(t *testing.T) {
 // The same at a terminal's command line: Ctrl-C leaves the sandbox, resume goes on in it, show
 // writes a report, rm leaves nothing.
 func TestInterruptedAgentGoesOnInItsSandbox(t *testing.T) {
-	t.Parallel() // it mostly waits
+	testenv.SameForAll(t)
 	d := start(t)
 	c := apiClient(t, d)
 	g := newGate()

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/agent/llm/llmtest"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -68,6 +69,8 @@ func readResults(t *testing.T, dir string) benchResults {
 // Every example can be done, by commands that are really run. Its check accepts that, and refuses
 // an unfinished one.
 func TestAgentExamples(t *testing.T) {
+	testenv.SameForAll(t)
+	inParallel(t)
 	examples := filepath.Join(harness.Root(t), "examples/agent")
 	tasks, err := filepath.Glob(filepath.Join(examples, "*", "config.yaml"))
 	if err != nil || len(tasks) != 10 {
@@ -100,6 +103,7 @@ func TestAgentExamples(t *testing.T) {
 // The task that ships runs without a model, and leaves what readers of LLM-in-Sandbox's benchmarks
 // know.
 func TestAgentBenchOfTheDemo(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	got, dir, r := agentBench(t, d, "--task", filepath.Join(harness.Root(t), "examples/bench/demo"), "--llm", "replay:", "--num_workers", "2")
 	if got.Code != 0 || r.Task != "demo" || r.Total != 4 || *r.Mean != 1 || r.Low < 0.5 || r.High != 1 {
@@ -148,6 +152,8 @@ func task(t *testing.T, files map[string]string) string {
 // A task with the files of LLM-in-Sandbox, reward.py and vanilla_llm_prompt.py among them, is used
 // as it is: Python runs in sandboxes, with the same inputs as there.
 func TestAgentBenchOfTheOriginalsFiles(t *testing.T) {
+	testenv.SameForAll(t)
+	inParallel(t)
 	dir := task(t, map[string]string{
 		"config.yaml": `dataset: "json"
 data_files: "quiz/data.json"
@@ -232,6 +238,7 @@ output_dir: "/elsewhere"
 // A judge is asked several times, and its last word counts. A refused key loses the key, not the
 // scores.
 func TestAgentBenchByAJudge(t *testing.T) {
+	testenv.SameForAll(t)
 	dir := task(t, map[string]string{
 		"config.yaml": "system_prompt: s\nscoring: {method: judge, repeats: 2}\n",
 		"data.json":   `[{"id":"q","problem_statement":"why {answer}?","ground_truth":"because"}]`,
@@ -293,6 +300,7 @@ func TestAgentBenchByAJudge(t *testing.T) {
 
 // A scoring program is held to its range, and a hostile one to its sandbox.
 func TestAgentBenchByACommand(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	d.Warm(t)
 	before := d.Snapshot(t)

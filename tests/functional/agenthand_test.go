@@ -18,8 +18,8 @@ import (
 // A run of the daemon's that a user has resumed by hand is the user's: the daemon neither counts
 // it nor ends it, and does not wait for it when it ends.
 func TestAgentRunResumedByHand(t *testing.T) {
-	testenv.RequireUserNS(t)
-	d := harness.Start(t, harness.Options{Args: []string{"--agent-runs", "1"}})
+	testenv.SameForAll(t)
+	d := startWith(t, harness.Options{Args: []string{"--agent-runs", "1"}})
 	c := apiClient(t, d)
 	first, second := newGate(), newGate()
 	model := llmtest.Start(t,

@@ -14,6 +14,8 @@ import (
 // A secret before the host of a model's address is refused, wherever the address comes from, and
 // is in no record, answer or log.
 func TestAgentRunRefusesSecretsInAddresses(t *testing.T) {
+	testenv.SameForAll(t)
+	t.Parallel()
 	testenv.RequireUserNS(t)
 	const planted = "tk-planted-in-an-address" // not the key that others look for in all processes
 	const address = "http://" + planted + "@127.0.0.1:1/v1"

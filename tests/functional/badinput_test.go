@@ -24,6 +24,7 @@ import (
 
 // Each bad request gets one clear error: the code, the name of the thing, and nothing left behind.
 func TestBadRequestsAreAnsweredClearly(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{Name: "one"})
 	deleted := d.Create(t, api.CreateSandbox{})
@@ -248,6 +249,7 @@ func TestExecAfterItsSandboxDied(t *testing.T) {
 
 // Exit codes of the command line: the program's own, and 125 to 127 for our own errors.
 func TestCommandLineExitCodes(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	for _, test := range []struct {
 		name string
@@ -280,8 +282,7 @@ func TestCommandLineExitCodes(t *testing.T) {
 // Registries that lie, and layers that attack. Each pull fails with one error, nothing of the
 // image is kept, and nothing is written outside of the layer's directory.
 func TestBadImagesAreRefused(t *testing.T) {
-	testenv.RequireUserNS(t)
-	d := harness.Start(t, harness.Options{})
+	d := startWith(t, harness.Options{})
 	outside := t.TempDir()
 	if err := os.Chmod(outside, 0o777); err != nil {
 		t.Fatal(err)

@@ -52,6 +52,7 @@ func wheel(t *testing.T) string {
 // runs, has the configuration that the Dockerfile says as other tools read it, and is the same to
 // the byte when everything is done once more.
 func TestBuildOfAProgramAndAPackage(t *testing.T) {
+	testenv.SameForAll(t)
 	skopeo, umoci := testenv.RequirePeer(t, "skopeo"), testenv.RequirePeer(t, "umoci")
 	d := start(t)
 	d.ImportDebian(t, "local/tools:1", "gcc", "libc6-dev", "python3-pip", "coreutils", "dash")

@@ -81,6 +81,7 @@ func sameTree(t *testing.T, want, got string) {
 // and byte.
 func TestPodmanMakesTheSameTreeOfACommit(t *testing.T) {
 	podman := testenv.RequirePeer(t, "podman")
+	inParallel(t)
 	if os.Geteuid() != 0 {
 		testenv.RequireSubIDs(t) // which podman needs
 	}

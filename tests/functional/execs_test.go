@@ -574,6 +574,7 @@ func TestHostileProcessNames(t *testing.T) {
 
 // The command line: detach, list, follow with the program's exit code, processes.
 func TestDetachedCommandLine(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{Name: "work"})
 	got := d.CLI(t, "exec", "-d", "--rlimit", "nofile=77", "--create-cwd", "-w", "/new/dir", "work", "--", "sh", "-c", "pwd; ulimit -n; echo oops >&2; exit 9")

@@ -6,11 +6,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // The daemon's binary and its idle resident set stay small.
 func TestFootprint(t *testing.T) {
+	testenv.SameForAll(t)
 	const maxBinary, maxResident = 30_000_000, 24 << 10
 	info, err := os.Stat(harness.Program(t, "sandboxd"))
 	if err != nil {

@@ -200,6 +200,7 @@ func TestPulledAnewKeepsTheOldImageForItsSandboxes(t *testing.T) {
 
 // A tag is a name and no copy; each name goes alone.
 func TestTag(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
 	reference := registry.Push(t, "team/app:1", twoLayers(t, "tagged"))
@@ -222,6 +223,8 @@ func TestTag(t *testing.T) {
 // The least recently used images go when there is more than the limit, and never one that a
 // sandbox has.
 func TestImageLimit(t *testing.T) {
+	testenv.SameForAll(t)
+	t.Parallel()
 	testenv.RequireUserNS(t)
 	size := len(harness.Tar(t, harness.Busybox(t)...))
 	d := harness.Start(t, harness.Options{Args: []string{"--image-limit", fmt.Sprint(size * 5)}})
@@ -352,6 +355,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 }
 
 func TestInspectAndHistory(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
 	one, two := registry.Push(t, "team/app:1", twoLayers(t, "one")), registry.Push(t, "team/app:2", twoLayers(t, "two"))
@@ -527,6 +531,7 @@ func TestImportOfARootFileSystem(t *testing.T) {
 
 // Archives that lie or attack are refused with one error, and nothing of them stays.
 func TestBadArchivesAreRefused(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	d.Warm(t)
 	before := d.Snapshot(t)
@@ -611,6 +616,7 @@ func (e *endless) Read(p []byte) (int, error) {
 
 // Bad requests about images, each with one clear answer.
 func TestBadImageRequestsAreAnsweredClearly(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	before := d.Snapshot(t)
 	for _, test := range []struct {
@@ -658,6 +664,8 @@ func TestBadImageRequestsAreAnsweredClearly(t *testing.T) {
 // Debian's registry with a certificate of its own CA and a password: refused without either,
 // served with both.
 func TestRegistryWithCAAndPassword(t *testing.T) {
+	testenv.SameForAll(t)
+	t.Parallel()
 	testenv.RequireUserNS(t)
 	registry := harness.GuardedRegistry(t)
 	reference := registry.Push(t, "private/app:1", twoLayers(t, "guarded"))
@@ -700,6 +708,8 @@ func TestRegistryWithCAAndPassword(t *testing.T) {
 // An image pushed to a real registry, with TLS and a password, is the imported one: skopeo finds
 // the same digests.
 func TestPush(t *testing.T) {
+	testenv.SameForAll(t)
+	t.Parallel()
 	testenv.RequireUserNS(t)
 	skopeo := testenv.RequirePeer(t, "skopeo")
 	registry, source := harness.GuardedRegistry(t), harness.LyingRegistry(t, nil)
@@ -756,6 +766,8 @@ func TestPush(t *testing.T) {
 
 // A mirror is asked first, and the registry itself where the mirror has nothing.
 func TestMirror(t *testing.T) {
+	testenv.SameForAll(t)
+	t.Parallel()
 	testenv.RequireUserNS(t)
 	var asked atomic.Int64
 	count := func(honest http.Handler) http.Handler {
@@ -779,7 +791,7 @@ func TestMirror(t *testing.T) {
 // A registry that breaks off in the middle of a layer is asked for the rest only; one that wants
 // patience gets it.
 func TestStubbornRegistry(t *testing.T) {
-	t.Parallel() // it mostly waits
+	testenv.SameForAll(t)
 	d := start(t)
 	var cut, ranges, busy atomic.Int64
 	lie := func(honest http.Handler) http.Handler {

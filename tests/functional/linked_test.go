@@ -5,12 +5,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // Only sandboxd-agent links the modules that talk to models and parse their answers. The daemon
 // stays small without them, and the launcher and the init hold power over sandboxes.
 func TestModelSDKsAreInTheAgentOnly(t *testing.T) {
+	testenv.SameForAll(t)
 	sdks := []string{"github.com/openai/", "github.com/anthropics/", "github.com/tidwall/", "go.opentelemetry.io/"}
 	for _, program := range []string{"sandboxd-agent", "sandboxd", "sandboxd-launcher", "sandboxd-init"} {
 		info, err := buildinfo.ReadFile(harness.Program(t, program))

@@ -253,6 +253,7 @@ func TestMainProcessOfCopies(t *testing.T) {
 // A main process that writes for ever fills neither the disk nor the daemon's memory, blocks no
 // client, and can be stopped.
 func TestMainProcessFillsNothing(t *testing.T) {
+	t.Parallel()
 	const size, files = 256 << 10, 2
 	d := harness.Start(t, harness.Options{Args: []string{"--log-size", "256k", "--log-files", fmt.Sprint(files)}})
 	c := d.Client(t)
@@ -301,6 +302,7 @@ func TestMainProcessFillsNothing(t *testing.T) {
 
 // The same from the command line, where a client that follows sees the end.
 func TestMainProcessCommands(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	id := strings.TrimSpace(d.CLI(t, "run", "-d", "--name", "web", "host", "--", "sh", "-c", "echo out; echo err >&2; sleep 0.3; echo more; exit 4").Stdout)
 	got := d.CLI(t, "logs", "-f", "web")

@@ -126,6 +126,7 @@ func decoded[T any](t *testing.T, data []byte) T {
 
 // Every route of the document answers its example as the document says.
 func TestOpenAPIExamples(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
 	registry.Push(t, "tool:1", busybox(t))

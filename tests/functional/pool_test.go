@@ -19,8 +19,7 @@ import (
 // pooled starts a daemon that keeps sandboxes of the host image ready.
 func pooled(t *testing.T, size int) *harness.Daemon {
 	t.Helper()
-	testenv.RequireUserNS(t)
-	d := harness.Start(t, harness.Options{Args: []string{"--pool", fmt.Sprintf("%s=%d", api.HostImage, size)}})
+	d := startWith(t, harness.Options{Args: []string{"--pool", fmt.Sprintf("%s=%d", api.HostImage, size)}})
 	waitPool(t, d, func(p api.Pool) bool { return p.Ready == size })
 	return d
 }
@@ -196,6 +195,7 @@ func TestKilledDaemonLeavesNoParkedSandbox(t *testing.T) {
 // A parked sandbox neither keeps its image from being removed, nor outlives it, and follows its
 // name.
 func TestPoolFollowsItsImage(t *testing.T) {
+	t.Parallel()
 	testenv.RequireUserNS(t)
 	registry := harness.LyingRegistry(t, nil)
 	reference := registry.Push(t, "pool/app:1", harness.Image(t, v1.Config{}, harness.Layer(t, "gzip", harness.Tar(t, harness.Busybox(t)...))))

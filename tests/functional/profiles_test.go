@@ -229,6 +229,7 @@ func TestProfileOfMoreProcessesThanThereAre(t *testing.T) {
 // Profiles of one's own come from a directory; a bad one keeps the daemon from starting, and says
 // why.
 func TestOwnProfile(t *testing.T) {
+	t.Parallel()
 	testenv.RequireUserNS(t)
 	dir := t.TempDir()
 	text := document(t, "default")

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -19,11 +20,30 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// start is what nearly every test begins with.
+// parallel are the tests that run in parallel: [testing.T.Parallel] takes no second call.
+var parallel sync.Map
+
+// inParallel has the test run in parallel with others, as those that start daemons of their own
+// do: they mostly wait. To be called before anything is started.
+func inParallel(t *testing.T) {
+	t.Helper()
+	if _, is := parallel.LoadOrStore(t, true); !is {
+		t.Parallel()
+	}
+}
+
+// start starts a daemon of the test's own.
 func start(t *testing.T) *harness.Daemon {
 	t.Helper()
+	return startWith(t, harness.Options{})
+}
+
+// startWith is start with options.
+func startWith(t *testing.T, options harness.Options) *harness.Daemon {
+	t.Helper()
+	inParallel(t)
 	testenv.RequireUserNS(t)
-	return harness.Start(t, harness.Options{})
+	return harness.Start(t, options)
 }
 
 // busybox makes the image that most tests of images run: its files in a gzip layer, a mark in a
@@ -38,6 +58,7 @@ func busybox(t *testing.T) v1.Image {
 // The first promise of all: an image index in a real registry, gzip and zstd layers, and the
 // program's own output and exit code through the command line.
 func TestRunFromARegistryPrintsAndPassesTheExitCodeThrough(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name string
 		tls  bool
@@ -80,6 +101,7 @@ func TestUnverifiedCertificateIsRefused(t *testing.T) {
 }
 
 func TestPulledImageIsListed(t *testing.T) {
+	inParallel(t)
 	registry := harness.DebianRegistry(t, false)
 	reference := registry.Push(t, "test/busybox:1", harness.Index(t, busybox(t)))
 	d := start(t)

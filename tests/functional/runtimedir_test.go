@@ -74,7 +74,6 @@ func TestRuntimeDirectoryIsNotShared(t *testing.T) {
 // A daemon that comes back with another runtime directory does not find the launcher, whose
 // sandboxes it would sweep away with one of its own: it is refused and told where to look.
 func TestLauncherIsAloneOnItsData(t *testing.T) {
-	t.Parallel() // it mostly waits
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
 	d.Kill9(t)

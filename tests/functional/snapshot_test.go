@@ -586,8 +586,7 @@ func TestSnapshotTravels(t *testing.T) {
 
 // Beyond the limit the oldest snapshots go that no sandbox stands on.
 func TestSnapshotLimit(t *testing.T) {
-	testenv.RequireUserNS(t)
-	d := harness.Start(t, harness.Options{Args: []string{"--snapshot-limit", "2m"}})
+	d := startWith(t, harness.Options{Args: []string{"--snapshot-limit", "2m"}})
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "dd if=/dev/zero of=/tmp/f bs=1000 count=900 2>/dev/null")
 	snapshot(t, d, s.ID, api.TakeSnapshot{Name: "a"})
@@ -777,7 +776,8 @@ func cli(t *testing.T, d *harness.Daemon, args ...string) string {
 func TestChangeOfALargeFileIsACloneWhereItCanBe(t *testing.T) {
 	dir := testenv.RequireReflink(t)
 	t.Setenv("TMPDIR", dir)
-	d := start(t)
+	testenv.RequireUserNS(t)
+	d := harness.Start(t, harness.Options{})
 	used := func() int64 {
 		t.Helper()
 		var st unix.Statfs_t

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -173,6 +174,7 @@ func TestStopEndsThingsTheWayTheyWant(t *testing.T) {
 
 // The command line says the same.
 func TestStopAndStartCommands(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{Name: "work"})
 	if got := d.CLI(t, "stop", "-t", "2", "work"); got.Code != 0 || strings.TrimSpace(got.Stdout) != s.ID {

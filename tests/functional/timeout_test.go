@@ -94,7 +94,6 @@ func TestDeadlineStopsTheSandbox(t *testing.T) {
 
 // The deadline holds without a daemon too: nothing is orphaned because its keeper died.
 func TestDeadlineHoldsWhileNoDaemonRuns(t *testing.T) {
-	t.Parallel() // it mostly waits
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
 	pids := s.Processes(t)

@@ -412,6 +412,7 @@ func TestWatchKeepsNothingAlive(t *testing.T) {
 }
 
 func TestFilesCommand(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{Name: "work"})
 	files := func(stdin string, args ...string) string {
@@ -464,6 +465,7 @@ func TestFilesCommand(t *testing.T) {
 
 // More entries than one answer holds.
 func TestListOfManyFiles(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "mkdir /dev/shm/many && cd /dev/shm/many && seq -f %06g 1 12000 | xargs touch")

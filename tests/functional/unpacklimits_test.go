@@ -18,6 +18,7 @@ import (
 // refusal names the limit and its flag, and leaves nothing.
 func TestUnpackLimits(t *testing.T) {
 	testenv.RequireUserNS(t)
+	inParallel(t)
 	registry := harness.LyingRegistry(t, nil)
 	busybox := harness.Layer(t, "gzip", harness.Tar(t, harness.Busybox(t)...))
 	image := func(name string, layers ...v1.Layer) string {

@@ -13,7 +13,6 @@ import (
 // tests/limits shows where there are cgroups; a limit that this host cannot hold is refused, and
 // then nothing else is changed either.
 func TestRunningSandboxIsChanged(t *testing.T) {
-	t.Parallel() // it mostly waits
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{Name: "work", Labels: map[string]string{"old": "1"}})
 	if got := d.CLI(t, "update", "work", "--lifetime", "2h", "--idle-timeout", "30m", "--label", "new=2", "--label", "old-"); got.Code != 0 || got.Stdout != s.ID+"\n" {

@@ -81,6 +81,8 @@ func Root(t testing.TB) string {
 type Options struct {
 	Args []string // further flags of `sandboxd serve`
 	Env  []string // added to the environment
+	// Programs is the directory of the binaries; "": that of [Program].
+	Programs string
 	// User is the user to become; nil: the test's own. Only root can ask for it.
 	User *syscall.Credential
 	// Cgroup is the directory of the cgroup to start in; "": where the test is.
@@ -118,7 +120,10 @@ func Start(t testing.TB, options Options) *Daemon {
 	}
 	d := &Daemon{
 		DataDir: filepath.Join(dir, "data"), RuntimeDir: filepath.Join(dir, "run"),
-		options: options, program: Program(t, "sandboxd"), log: new(logBuffer), marks: newFootprint(), violations: &violations{all: map[string]error{}},
+		options: options, log: new(logBuffer), marks: newFootprint(), violations: &violations{all: map[string]error{}},
+	}
+	if d.program = filepath.Join(options.Programs, "sandboxd"); options.Programs == "" {
+		d.program = Program(t, "sandboxd")
 	}
 	d.Socket = filepath.Join(d.RuntimeDir, "api.sock")
 	// As in /var/lib: the ids that sandboxes map to must be able to pass through.

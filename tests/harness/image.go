@@ -4,12 +4,14 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"os"
 	"path"
 	goruntime "runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/compression"
@@ -71,9 +73,24 @@ func Tar(t testing.TB, files ...File) []byte {
 	return buf.Bytes()
 }
 
+// layers are those that tests have made, by [layerKey]: most images have the same one, and
+// compressing it takes longer than its test. Larger ones than largestKept are made each time.
+var layers sync.Map
+
+const largestKept = 4 << 20
+
+type layerKey struct {
+	how string
+	of  [sha256.Size]byte
+}
+
 // Layer makes an OCI layer of a tar, compressed with "gzip", "zstd" or "" for not at all.
 func Layer(t testing.TB, how string, data []byte) v1.Layer {
 	t.Helper()
+	key := layerKey{how, sha256.Sum256(data)}
+	if known, ok := layers.Load(key); ok {
+		return known.(v1.Layer)
+	}
 	opener := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil }
 	var options []tarball.LayerOption
 	switch how {
@@ -86,9 +103,16 @@ func Layer(t testing.TB, how string, data []byte) v1.Layer {
 	default:
 		t.Fatalf("unknown compression %q", how)
 	}
+	keep := len(data) <= largestKept
+	if keep {
+		options = append(options, tarball.WithCompressedCaching)
+	}
 	l, err := tarball.LayerFromOpener(opener, options...)
 	if err != nil {
 		t.Fatalf("make a layer: %v", err)
+	}
+	if keep {
+		layers.Store(key, l)
 	}
 	return l
 }

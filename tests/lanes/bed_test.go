@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -94,26 +95,38 @@ type soakSpy struct {
 func (*soakSpy) Helper()                            {}
 func (s *soakSpy) Skipf(format string, args ...any) { s.reason = fmt.Sprintf(format, args...) }
 
-// Packages whose tests are the same for every user run in one lane, if both lanes run.
+// Packages whose tests are the same for every user run in one lane, if both lanes run, but for the
+// tests that need root.
 func TestShareOfALane(t *testing.T) {
-	pure, asks := &testPackage{Path: "pure"}, &testPackage{Path: "asks", asksForUser: true}
-	root, rootless := &lane{Name: "root"}, &lane{Name: rootlessLane}
-	all := []*testPackage{pure, asks}
-	if got := root.share([]*lane{root, rootless}, all); !slices.Equal(got, all[1:]) {
+	pure, rooted, asks := &testPackage{Path: "pure"}, &testPackage{Path: "rooted", ofRoot: []string{"TestRoot"}}, &testPackage{Path: "asks", asksForUser: true}
+	all := []*testPackage{pure, rooted, asks}
+	if got := (&lane{Name: "root", second: true}).share(all); !slices.Equal(got, all[1:]) {
 		t.Errorf("root beside an ordinary user runs %d packages", len(got))
 	}
-	for name, got := range map[string][]*testPackage{
-		"root alone":                  root.share([]*lane{root}, all),
-		"root beside one that cannot": root.share([]*lane{root, {Name: rootlessLane, Unavailable: "no"}}, all),
-		"the ordinary user":           rootless.share([]*lane{root, rootless}, all),
+	if got := (&lane{Name: rootlessLane}).share(all); !slices.Equal(got, all) {
+		t.Errorf("the ordinary user runs %d packages", len(got))
+	}
+	t.Chdir("../..")
+	for dir, want := range map[string]struct {
+		asks   bool
+		ofRoot []string
+	}{
+		"internal/idmap": {asks: true}, "tests/functional": {asks: true}, "agent/policy": {}, "tests/testbed": {},
+		"internal/agents": {ofRoot: []string{"TestRunsThatMayNotBeLookedAt"}}, "image": {ofRoot: []string{"TestRemovalOnAFullDisk"}},
 	} {
-		if !slices.Equal(got, all) {
-			t.Errorf("%s runs %d packages", name, len(got))
+		got, err := newPackage(module+"/"+dir, dir)
+		if err != nil || got.asksForUser != want.asks || !got.asksForUser && !slices.Equal(got.ofRoot, want.ofRoot) {
+			t.Errorf("%s: %+v, %v", dir, got, err)
 		}
 	}
-	for dir, want := range map[string]bool{"../../internal/idmap": true, "../functional": true, "../../agent/policy": false, "../testbed": false} {
-		if got, err := asksForUser(dir); err != nil || got != want {
-			t.Errorf("%s: %v, %v", dir, got, err)
+	for dir, want := range map[string]kind{"agent": raced, "seccomp": static, "internal/service": raced, "tests/functional": static, "internal/confine": plain} {
+		if got, err := newPackage(module+"/"+dir, dir); err != nil || got.kind(false) != want || got.kind(true) == raced {
+			t.Errorf("%s: %s, %v", dir, got.kind(false), err)
+		}
+	}
+	for dir := range sameForAll {
+		if text, err := exec.Command("sh", "-c", `cat "$1"/*.go`, "sh", dir).Output(); err != nil || !userMatters.Match(text) {
+			t.Errorf("%s does not ask for the user: %v", dir, err)
 		}
 	}
 }

@@ -54,20 +54,22 @@ type lane struct {
 	require     string   // needs that must not be skipped in this lane (SANDBOXD_TEST_REQUIRE)
 	sudo        bool     // reach root through sudo
 	user        *account // become this user; nil: stay as we are
-	inBed       bool     // run by the test bed: the fields above are not for it
+	// second is set if the ordinary user's lane runs beside this one. That one runs the tests that are
+	// the same for every user, and looks for races.
+	second bool
+	inBed  bool // run by the test bed: the fields above are not for it
 }
 
 // native says that the lane runs all tests on this machine.
 func (l *lane) native() bool { return !l.inBed && l.Unavailable == "" }
 
-// share returns the packages that a lane runs. If both lanes run, a package whose tests are the
-// same for every user runs in the ordinary user's.
-func (l *lane) share(lanes []*lane, packages []*testPackage) []*testPackage {
-	both := slices.ContainsFunc(lanes, func(other *lane) bool { return other.Name == rootlessLane && other.native() })
-	if l.Name == rootlessLane || !both {
+// share returns the packages that a lane runs. Of a package whose tests are the same for every
+// user, a second lane runs the tests that need root.
+func (l *lane) share(packages []*testPackage) []*testPackage {
+	if !l.second {
 		return packages
 	}
-	return slices.DeleteFunc(slices.Clone(packages), func(p *testPackage) bool { return !p.asksForUser })
+	return slices.DeleteFunc(slices.Clone(packages), func(p *testPackage) bool { return !p.asksForUser && len(p.ofRoot) == 0 })
 }
 
 // account is the ordinary user of a lane.
@@ -151,37 +153,74 @@ func ensureTestUser() (*account, error) {
 
 // A testPackage is one package with tests and its compiled binary.
 type testPackage struct {
-	Path   string // import path
-	Dir    string // relative to the module root
-	Binary string
+	Path     string          // import path
+	Dir      string          // relative to the module root
+	binaries map[kind]string // as far as they are compiled
 	// chain names those that run one after another in each lane, because they drive whole daemons; ""
 	// is none.
 	chain string
 	// asksForUser is set if its tests may differ between users, so that both lanes run them.
 	asksForUser bool
+	// ofRoot are the tests that need root.
+	ofRoot []string
+	// concurrent is set if its code starts goroutines.
+	concurrent bool
 }
 
 // userMatters matches code whose outcome depends on the user: it asks for the uid, or a test needs
 // a privilege that root and others get in different ways.
-var userMatters = regexp.MustCompile(`\bGete?uid\(\)|\btestenv\.(CanReflink|Require(Root|OrdinaryUser|UserNS|SubIDs|Cgroup|Reflink|Systemd)\w*)\(`)
+var userMatters = regexp.MustCompile(`\bGete?uid\(\)|\btestenv\.Require(OrdinaryUser|UserNS|SubIDs|Cgroup|Systemd)\w*\(`)
 
-// asksForUser reports whether a Go file of the directory, test or not, has code that [userMatters]
-// matches.
-func asksForUser(dir string) (bool, error) {
+// sameForAll are packages that ask for the uid, with the reason why their tests are the same for
+// every user, but for those that need root.
+var sameForAll = map[string]string{
+	"cmd/sandboxd-agent": "only the browser's flags differ",
+	"image":              "layers are unpacked as in image/layer, whose tests run in both lanes",
+	"internal/agents":    "the uid is compared with that of files",
+	"internal/cli":       "tests of an ordinary user become one",
+	"internal/daemon":    "the uid is logged",
+	"internal/httpapi":   "the uid is compared with that of clients",
+	"internal/service":   "the uid is reported",
+	"tests/docs":         "documents are for every user",
+}
+
+// goroutine matches code that starts one.
+var goroutine = regexp.MustCompile(`(?m)^\s*(defer )?go \S|\.Go\(|\.Parallel\(\)`)
+
+// needsRoot matches the beginning of a function, whose name it captures, or a need of root in one.
+var needsRoot = regexp.MustCompile(`(?m)^func (?:\([^)]*\) )?(\w+)|\btestenv\.Require(?:Root|Reflink)\(`)
+
+// newPackage reads the Go files of a package, test or not: its tests depend on the user if
+// [userMatters] matches one, and those functions need root that [needsRoot] matches.
+func newPackage(importPath, dir string) (*testPackage, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {
-		return false, err
+		return nil, err
 	}
+	p := &testPackage{Path: importPath, Dir: dir, binaries: map[kind]string{}, chain: chainOf(dir)}
+	_, same := sameForAll[filepath.ToSlash(dir)]
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			return false, err
+			return nil, err
 		}
-		if userMatters.Match(text) {
-			return true, nil
+		p.asksForUser = p.asksForUser || !same && userMatters.Match(text)
+		p.concurrent = p.concurrent || goroutine.Match(text)
+		function := ""
+		for _, m := range needsRoot.FindAllSubmatch(text, -1) {
+			switch name := string(m[1]); {
+			case name != "":
+				function = name
+			case strings.HasPrefix(function, "Test"):
+				p.ofRoot = append(p.ofRoot, function)
+			default:
+				p.asksForUser = true // through a function of several tests
+			}
 		}
 	}
-	return false, nil
+	slices.Sort(p.ofRoot)
+	p.ofRoot = slices.Compact(p.ofRoot)
+	return p, nil
 }
 
 // listPackages lists those that have tests.
@@ -214,43 +253,47 @@ func listPackages(ctx context.Context, o options) ([]*testPackage, error) {
 		if err != nil {
 			return nil, err
 		}
-		asks, err := asksForUser(p.Dir)
+		its, err := newPackage(p.ImportPath, rel)
 		if err != nil {
 			return nil, err
 		}
-		packages = append(packages, &testPackage{Path: p.ImportPath, Dir: rel, chain: chainOf(rel), asksForUser: asks})
+		packages = append(packages, its)
 	}
 	return packages, nil
 }
 
-// compile builds the test binaries of these kinds, one per package: several lanes, and several
-// users, run the same ones.
-func compile(ctx context.Context, o options, packages []*testPackage, kinds ...kind) error {
-	for _, k := range kinds {
-		its := slices.DeleteFunc(slices.Clone(packages), func(p *testPackage) bool { return p.kind() != k })
-		if err := k.compile(ctx, o, its); err != nil {
-			return err
-		}
+// compile builds the test binaries of a kind that the lanes run, one per package: several lanes,
+// and several users, run the same ones.
+func compile(ctx context.Context, o options, k kind, lanes []*lane, packages []*testPackage) error {
+	its := slices.DeleteFunc(slices.Clone(packages), func(p *testPackage) bool {
+		return p.binaries[k] != "" || !slices.ContainsFunc(lanes, func(l *lane) bool {
+			return l.native() && p.kind(l.second) == k && slices.Contains(l.share(packages), p)
+		})
+	})
+	if len(its) == 0 {
+		return nil
 	}
-	return nil
+	return k.compile(ctx, o, its)
 }
 
 // A kind is how test binaries are compiled.
 type kind string
 
 const (
-	// static is for packages of a chain, which only drive the built binaries, so that no race
-	// detector slows them down. The bed's machines, which have another libc, run them too.
+	// static is for packages of a chain, which only drive the built binaries, for packages without
+	// goroutines, and for a second lane. The bed's machines, which have another libc, run them too.
 	static kind = "static"
 	plain  kind = "plain" // without cgo
 	raced  kind = "raced" // with the race detector
 )
 
-func (p *testPackage) kind() kind {
+// kind returns that of the binary that a lane runs. The race detector takes four to nine times the
+// processor time, so races are looked for in one lane, and where there can be one.
+func (p *testPackage) kind(second bool) kind {
 	switch {
 	case slices.Contains(withoutCgo, p.Dir):
 		return plain
-	case p.chain != "":
+	case p.chain != "" || second || !p.concurrent:
 		return static
 	}
 	return raced
@@ -260,18 +303,17 @@ func (p *testPackage) kind() kind {
 func (k kind) dir(o options) string { return filepath.Join(o.workDir, "tests-"+string(k)) }
 
 // compile makes all binaries of a kind by one command: each that is run reads the packages of the
-// whole tree first. Paths are trimmed, so that what one clone of the tree has compiled serves the
-// next.
+// whole tree first. Paths are trimmed, so that the work of one clone of the tree serves the next.
+// The binaries are kept in the user's cache, where the go command leaves those that are up to date
+// alone: linking all of them takes as long as a tenth of the tests.
 func (k kind) compile(ctx context.Context, o options, packages []*testPackage) error {
-	if len(packages) == 0 {
-		return nil
-	}
-	dir := k.dir(o)
-	if err := os.Mkdir(dir, 0o755); err != nil {
+	kept, unlock, err := testtree.Kept(ctx, "tests-"+string(k))
+	if err != nil {
 		return err
 	}
+	defer unlock()
 	// The linter has vetted the tree, and vet would look at the imports of each kind again.
-	args := []string{"test", "-c", "-vet=off", "-trimpath", "-buildvcs=false", "-p", strconv.Itoa(o.parallel), "-tags", testtree.Tags, "-o", dir + "/"}
+	args := []string{"test", "-c", "-vet=off", "-trimpath", "-buildvcs=false", "-p", strconv.Itoa(o.parallel), "-tags", testtree.Tags, "-o", kept + "/"}
 	cgo := "CGO_ENABLED=1"
 	switch k {
 	case static:
@@ -289,11 +331,15 @@ func (k kind) compile(ctx context.Context, o options, packages []*testPackage) e
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("compile tests: %w\n%s", err, out)
 	}
+	if err := os.MkdirAll(k.dir(o), 0o755); err != nil {
+		return err
+	}
 	for _, p := range packages {
-		p.Binary = filepath.Join(dir, testresult.FileName(p.Path)+".test")
-		if err := os.Rename(filepath.Join(dir, path.Base(p.Path)+".test"), p.Binary); err != nil { // two of one name are an error of the command
+		binary := filepath.Join(k.dir(o), testresult.FileName(p.Path)+".test")
+		if err := testtree.LinkOrCopy(filepath.Join(kept, path.Base(p.Path)+".test"), binary); err != nil { // two of one name are an error of the command
 			return err
 		}
+		p.binaries[k] = binary
 	}
 	return nil
 }
@@ -302,16 +348,21 @@ func (k kind) compile(ctx context.Context, o options, packages []*testPackage) e
 // without cgo can, as the product's daemon is one. Nor can they look for races then.
 var withoutCgo = []string{"internal/confine"}
 
-// chainOf says which chain the package in a directory belongs to. The longest package has one of
-// its own.
+// chainOf says which chain the package in a directory belongs to. The longest packages have their
+// own.
 func chainOf(dir string) string {
 	switch {
-	case dir == "tests/functional":
+	case dir == "tests/functional", dir == "tests/security":
 		return dir
 	case strings.HasPrefix(dir, "tests/"):
 		return "tests"
 	}
 	return ""
+}
+
+// inChains are the packages of a chain.
+func inChains(packages []*testPackage) []*testPackage {
+	return slices.DeleteFunc(slices.Clone(packages), func(p *testPackage) bool { return p.chain == "" })
 }
 
 // chainsOf are the packages by chain.
@@ -347,7 +398,7 @@ func each(s slots, packages []*testPackage, f func(*testPackage)) {
 
 // longest are the packages outside chains that take longest. They begin, so that what runs alone
 // at the end is short.
-var longest = []string{"image/layer", "agent", "internal/cli", "image", "internal/guest/host", "internal/service", "image/build", "runtime/libct", "agent/llm"}
+var longest = []string{"agent", "image/layer", "internal/guest/host", "image", "internal/cli", "internal/service", "cmd/sandboxd-agent", "internal/agents"}
 
 // byLength orders packages.
 func byLength(a, b *testPackage) int {
@@ -426,6 +477,9 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 	if o.soak {
 		env = append(env, "SANDBOXD_TEST_SOAK=yes")
 	}
+	if l.second {
+		env = append(env, testenv.SecondVariable+"=yes")
+	}
 	chains := chainsOf(packages)
 	one := func(p *testPackage) { results.add(l, runPackage(ctx, o, l, p, tree, env)) }
 	var wg sync.WaitGroup
@@ -467,11 +521,15 @@ func (l *lane) credential() *syscall.Credential {
 
 // runPackage runs one test binary and returns the results of its tests.
 func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree string, env []string) testresult.Package {
-	args := testresult.Flags(o.timeout(), o.run)
+	run := o.run
+	if l.second && !p.asksForUser && run == "" {
+		run = selection(p.ofRoot)
+	}
+	args := testresult.Flags(o.timeout(), run)
 	if p.chain != "" {
 		args = append(args, "-test.parallel="+strconv.Itoa(2*o.parallel)) // they mostly wait for daemons
 	}
-	name := p.Binary
+	name := p.binaries[p.kind(l.second)]
 	if l.sudo {
 		// env(1) because sudo replaces the environment.
 		args = append(append(append([]string{"-n", "env", "-i"}, env...), name), args...)

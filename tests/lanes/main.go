@@ -1,6 +1,7 @@
 // Command lanes compiles every test of the tree once and runs it in each lane: as an ordinary user
 // with subordinate ids and a clean environment, and as root. A package that neither asks for its
-// uid nor for privileges of the kernel runs in the ordinary user's lane only. Tests that no lane
+// uid nor for privileges of the kernel runs in the ordinary user's lane only, but for its tests
+// that need root. Races are looked for in that lane. Soak runs run all in both. Tests that no lane
 // of this machine could run then run in the machines of the test bed, which are lanes too
 // (docs/testbed.md); tests/limits runs there from the beginning.
 //
@@ -43,9 +44,9 @@ type options struct {
 // combinations are for soak runs.
 const defaultBed = "6.1-tiny/dev,newest-systemd/root"
 
-// defaultRest are the machines for tests that the native lanes have skipped. None of those tests
-// needs systemd, with which a machine takes a minute longer to start.
-const defaultRest = "6.1-tiny/dev,newest-tiny/root"
+// defaultRest is the machine for tests that the native lanes have skipped: the one that can run all
+// of them. None needs systemd, with which a machine takes a minute longer to start.
+const defaultRest = "newest-tiny/root"
 
 // wholeBed are all machines: the default bed of a soak run.
 const wholeBed = "6.1-tiny,6.12-tiny,newest-tiny,6.1-systemd,6.12-systemd,newest-systemd"
@@ -105,6 +106,11 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	// A soak run leaves nothing out, in no lane.
+	ordinary := !o.soak && slices.ContainsFunc(lanes, func(l *lane) bool { return l.Name == rootlessLane && l.native() })
+	for _, l := range lanes {
+		l.second = ordinary && l.Name != rootlessLane
+	}
 	o.workDir, err = os.MkdirTemp("", "sandboxd-lanes-")
 	if err != nil {
 		return false, err
@@ -129,7 +135,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	}
 	results := newResults(lanes)
 	began := time.Now()
-	if err := compile(ctx, o, packages, static); err != nil {
+	if err := compile(ctx, o, static, lanes, inChains(packages)); err != nil {
 		return false, err
 	}
 	// The machines need nothing of the native lanes and run longest, so they begin while the rest is
@@ -146,7 +152,12 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 			return nil
 		})
 	}
-	if err = compile(ctx, o, packages, plain, raced); err == nil {
+	for _, k := range []kind{static, plain, raced} {
+		if err == nil {
+			err = compile(ctx, o, k, lanes, packages)
+		}
+	}
+	if err == nil {
 		err = o.provide(ctx)
 	}
 	if err != nil {
@@ -198,11 +209,11 @@ func (o options) provide(ctx context.Context) error {
 	if err := testtree.BuildHelpers(ctx, o.helpers()); err != nil {
 		return err
 	}
-	cache, err := os.UserCacheDir()
+	kept, unlock, err := testtree.Kept(ctx, "debs")
 	if err != nil {
 		return err
 	}
-	kept := filepath.Join(cache, "sandboxd-tests", "debs")
+	defer unlock()
 	if out, err := exec.CommandContext(ctx, "hack/debs.sh", kept).CombinedOutput(); err != nil {
 		return fmt.Errorf("fetch packages: %w\n%s", err, out)
 	}
@@ -222,7 +233,7 @@ func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPa
 			}
 		}
 	}
-	free := newSlots(chains + max(o.parallel-1, 1)) // the tests that drive daemons mostly wait
+	free := newSlots(chains + o.parallel) // the tests that drive daemons mostly wait
 	for range chains {
 		free.take()
 	}
@@ -237,7 +248,7 @@ func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPa
 		}
 		fmt.Printf("\n== lane %s\n", lane.Name)
 		group.Go(func() error {
-			return finish(lane, results, runLane(ctx, o, lane, free, lane.share(lanes, packages), results))
+			return finish(lane, results, runLane(ctx, o, lane, free, lane.share(packages), results))
 		})
 	}
 	return group.Wait()

@@ -8,15 +8,14 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // A run of the agent that the daemon hosts ends when its sandbox has used its processor time. That
 // it gets that far says that its process, which is confined, reaches the daemon: whether it may
 // the kernel decides from Linux 7.1 on, and these tests run there too.
 func TestHostedAgentRunIsHeldToItsProcessorTime(t *testing.T) {
-	inputs := t.TempDir()
-	recording := filepath.Join(inputs, "recorded.json")
+	d := shared(t)
+	recording := filepath.Join(common.inputs, "recorded.json")
 	text, err := json.Marshal(map[string]any{"problem_statement": "q", "steps": []any{map[string]any{
 		"action": map[string]any{"function": "execute_bash", "parameters": map[string]string{"command": "while :; do :; done"}},
 	}}})
@@ -26,7 +25,6 @@ func TestHostedAgentRunIsHeldToItsProcessorTime(t *testing.T) {
 	if err := os.WriteFile(recording, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d := harness.Start(t, harness.Options{Cgroup: group(t), Args: []string{"--agent-inputs", inputs}})
 	t.Logf("the daemon is held by version %d of Landlock", d.System(t).Confined)
 	var run api.AgentRun
 	if err := d.Call(t.Context(), http.MethodPost, "/v1/agent/runs", api.StartAgentRun{
@@ -44,6 +42,9 @@ func TestHostedAgentRunIsHeldToItsProcessorTime(t *testing.T) {
 		if err := lines.Decode(&last); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if err := d.Call(t.Context(), http.MethodDelete, "/v1/agent/runs/"+run.ID, nil, nil); err != nil {
+		t.Error(err)
 	}
 	if last.Run.ExitReason != "cpu_limit" || last.Run.CPU < 1 {
 		t.Errorf("it has ended with %+v", last.Run)

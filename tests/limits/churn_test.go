@@ -16,14 +16,13 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// However many sandboxes come and go, the cgroups are as they were: [group] compares when the
+// However many sandboxes come and go, the cgroups are as they were: TestMain compares when the
 // daemon has shut down, and here it is compared while it runs.
 func TestDeletedSandboxesLeaveNoCgroup(t *testing.T) {
 	const workers = 4
-	n := testenv.Rounds(16, 300)
-	d := start(t)
-	d.Warm(t)
-	d.Create(t, api.CreateSandbox{}) // stays until the shutdown
+	n := testenv.Rounds(8, 300)
+	d := shared(t)
+	d.Create(t, api.CreateSandbox{}) // stays until the end
 	base := vacate(t)
 	before, leaks := tree(t, base), d.Snapshot(t)
 	began := time.Now()
@@ -60,8 +59,7 @@ func TestDeletedSandboxesLeaveNoCgroup(t *testing.T) {
 // everything that was ever marked.
 func TestKilledAtRandomNothingIsLeft(t *testing.T) {
 	rounds := testenv.Rounds(2, 16)
-	d := start(t)
-	d.Warm(t)
+	d := shared(t)
 	base := vacate(t)
 	cgroups, before := tree(t, base), d.Snapshot(t)
 	where := cgroupOf(t, d.PID())

@@ -37,7 +37,7 @@ func TestCPUWeightsShareACore(t *testing.T) {
 }
 
 func TestCPUSetIsWhatTheSandboxSees(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{CPUSet: "1"}})
 	if got := s.Sh(t, "nproc; grep Cpus_allowed_list /proc/self/status"); got != "1\nCpus_allowed_list:\t1\n" {
 		t.Errorf("the sandbox sees %q", got)

@@ -45,7 +45,7 @@ open("/tmp/up", "w").close()
 while True: time.sleep(1)
 `
 	)
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Pids: 200}})
 	timeout := 5 * time.Second // doubled until the machine has the tree up in that time
 	var late []time.Duration

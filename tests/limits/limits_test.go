@@ -76,8 +76,7 @@ func TestDoctorFindsTheDelegatedCgroup(t *testing.T) {
 }
 
 func TestRequireCgroupIsMet(t *testing.T) {
-	d := harness.Start(t, harness.Options{Cgroup: group(t), Args: []string{"--require=cgroup"}})
-	d.Create(t, api.CreateSandbox{})
+	shared(t).Create(t, api.CreateSandbox{}) // of a daemon that was started with --require=cgroup
 }
 
 // A hog is killed at its limit. Its exec reports that and keeps its earlier output; another exec
@@ -249,14 +248,20 @@ func TestExplicitLimitsAreRefusedWithoutDelegation(t *testing.T) {
 func TestRestartedDaemonAdoptsCgroups(t *testing.T) {
 	for _, name := range []string{"same cgroup", "another cgroup"} {
 		t.Run(name, func(t *testing.T) {
-			// Made first, so that it is looked at last: a clean-up of the daemon's own comes before.
-			elsewhere := group(t)
-			d := start(t)
+			var d *harness.Daemon
+			var elsewhere string
+			if name == "another cgroup" {
+				// Made first, so that it is looked at last: a clean-up of the daemon's own comes before.
+				elsewhere = group(t)
+				d = start(t)
+			} else {
+				d = shared(t)
+			}
 			s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
 			dir := cgroupOf(t, s.PID)
 			where := cgroupOf(t, d.PID()) // its leaf: no process can be put where controllers are handed on
 			d.Kill9(t)
-			if name == "another cgroup" {
+			if elsewhere != "" {
 				where = elsewhere
 			}
 			d.LaunchIn(t, where)
@@ -277,7 +282,7 @@ func TestRestartedDaemonAdoptsCgroups(t *testing.T) {
 
 // The launcher's death ends its sandboxes; the next launcher finds their cgroups, and removes them.
 func TestCgroupsOfADeadLauncherAreRemoved(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	dir := cgroupOf(t, s.PID)
 	launcher, err := os.FindProcess(d.System(t).Launcher)

@@ -108,11 +108,12 @@ func start(t *testing.T) *harness.Daemon {
 	return harness.Start(t, harness.Options{Cgroup: group(t)})
 }
 
-// common is the daemon of all tests that ask nothing special of theirs and leave it running: where
-// processors are emulated, starting one and its first sandbox is more than most of them do with
-// it.
+// common is the daemon of all tests that ask nothing special of theirs, those too that kill it and
+// start it again: where processors are emulated, a new one and its first sandbox are more than most
+// of them do with it. It has what it is given in nothing but its directories, and needs cgroups.
 var common struct {
 	daemon *harness.Daemon // nil: the next test starts it
+	inputs string          // directory of files that agents' runs may name
 	stop   []func()        // at the very end
 }
 
@@ -158,7 +159,11 @@ func shared(t *testing.T) *harness.Daemon {
 				panic(fmt.Sprintf("cgroups before:\n  %s\nafter:\n  %s", strings.Join(untouched, "\n  "), strings.Join(left, "\n  ")))
 			}
 		})
-		d := harness.Start(o, harness.Options{Cgroup: dir})
+		if common.inputs, err = os.MkdirTemp("", "inputs-"); err != nil { //nolint:usetesting // it outlives the test
+			t.Fatal(err)
+		}
+		o.Cleanup(func() { _ = os.RemoveAll(common.inputs) })
+		d := harness.Start(o, harness.Options{Cgroup: dir, Args: []string{"--require=cgroup", "--agent-inputs", common.inputs}})
 		d.Warm(t)
 		common.daemon = d
 	}

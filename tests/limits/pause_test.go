@@ -22,8 +22,8 @@ func TestPauseFreezesTheCgroup(t *testing.T) {
 			t.Errorf("cgroup.events: %q, want frozen %s", got, want)
 		}
 	}
-	wait := background(t, s, "echo up >/tmp/up; i=0; while [ $i -lt 100 ]; do i=$((i+1)); sleep 0.01; done; echo done")
-	s.Sh(t, "while ! [ -s /tmp/up ]; do sleep 0.02; done")
+	wait := background(t, s, "mkfifo /tmp/over; echo up >/tmp/up; read x </tmp/over; echo done")
+	s.Sh(t, "while ! [ -s /tmp/up ]; do sleep 0.1; done")
 	frozen("0")
 	s.MustTurn(t, "pause", nil, api.StatePaused)
 	frozen("1")
@@ -43,6 +43,7 @@ func TestPauseFreezesTheCgroup(t *testing.T) {
 	}
 	s.MustTurn(t, "resume", nil, api.StateRunning)
 	frozen("0")
+	s.Sh(t, "echo >/tmp/over")
 	if got := wait(); got.Stdout != "done\n" {
 		t.Errorf("what ran goes on: %+v", got)
 	}

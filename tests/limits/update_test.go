@@ -153,7 +153,7 @@ print(len(a))'`)
 
 // A changed sandbox is the same to the next daemon, and its deadline is the launcher's too.
 func TestChangesSurviveTheDaemon(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	short := d.Create(t, api.CreateSandbox{})
 	began := time.Now()

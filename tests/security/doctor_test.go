@@ -16,7 +16,7 @@ import (
 
 // How many attacks there are at least, and how many of them work on every host where nothing holds
 // them: none gets lost.
-const minAttacks, minControls = 120, 80
+const minAttacks, minControls = 270, 150
 
 // TestAttacksAreRefused runs every attack of the corpus in sandboxes of the host image: kernel
 // surface at large, nested namespaces, mounts, /proc and /sys, init and its descriptors, cgroups,

@@ -1,14 +1,19 @@
 package security
 
 import (
+	"archive/tar"
 	"crypto/sha256"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -72,6 +77,10 @@ func TestNoDescriptorLeaksIntoAnExec(t *testing.T) {
 	got := strings.Fields(s.Sh(t, "exec ls /proc/self/fd"))
 	if len(got) > 4 {
 		t.Errorf("an exec has the descriptors %q", got)
+	}
+	// Control: one that a program inherits is seen, and can be the working directory of its children.
+	if open := s.Sh(t, "exec 9</; cd /proc/self/fd/9 && /bin/pwd -P; exec ls /proc/self/fd"); !strings.HasPrefix(open, "/\n") || len(strings.Fields(open)) <= len(got)+1 {
+		t.Errorf("control: with one more descriptor there are %q", open)
 	}
 	s.Sh(t, "echo of this sandbox >/mark")
 	for fd := range 64 {
@@ -139,9 +148,17 @@ func TestHostsListenersAreUnreachable(t *testing.T) {
 func TestControlSocketIsNotInside(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
-	if got := s.Sh(t, "find / -xdev -type s 2>/dev/null; cat /proc/net/unix | sed 1d | grep -v ' 0 *[0-9]*$' | awk '{print $8}' | grep / || true"); strings.TrimSpace(got) != "" {
+	const look = "find / -xdev -type s 2>/dev/null; cat /proc/net/unix | sed 1d | grep -v ' 0 *[0-9]*$' | awk '{print $8}' | grep / || true"
+	if got := s.Sh(t, look); strings.TrimSpace(got) != "" {
 		t.Errorf("sockets with a name in the sandbox: %q", got)
 	}
+	t.Run("control", func(t *testing.T) {
+		testenv.RequirePeer(t, "python3")
+		s.Sh(t, "python3 -c \"import socket; s=socket.socket(socket.AF_UNIX); s.bind('/tmp/planted-socket')\"")
+		if got := s.Sh(t, look); !strings.Contains(got, "/tmp/planted-socket") {
+			t.Errorf("a socket that is there is not found: %q", got)
+		}
+	})
 }
 
 // A fork bomb ends at its own sandbox's limit, and a neighbour does not notice.
@@ -172,17 +189,22 @@ func TestForkBombStaysInItsSandbox(t *testing.T) {
 // A file that belongs to the daemon's user and stands open to it is out of reach by every path
 // that leads back to the host: it is planted, and looked for.
 func TestPlantedHostFileIsOutOfReach(t *testing.T) {
-	dir := t.TempDir()
-	planted := filepath.Join(dir, "planted")
-	if err := os.WriteFile(planted, []byte("of the host"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	dir := planted(t)
+	secret := filepath.Join(dir, "secret")
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
+	if os.Geteuid() == 0 {
+		// Control: no mode keeps another user from it, only that it is not there.
+		cmd := exec.CommandContext(t.Context(), "sh", "-c", `cat "$0" && echo made >"$0.new" && rm "$0.new"`, secret)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: stranger, Gid: stranger}}
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "of the host" {
+			t.Fatalf("control: %q, %v", out, err)
+		}
+	}
 	up := strings.Repeat("../", 30)
 	paths := []string{
-		planted, "/" + up + planted, "/proc/1/root" + planted, "/proc/self/root" + planted, "/proc/1/cwd/" + up + planted,
-		"/proc/self/cwd/" + up + planted, "/dev/fd/../" + up + planted,
+		secret, "/" + up + secret, "/proc/1/root" + secret, "/proc/self/root" + secret, "/proc/1/cwd/" + up + secret,
+		"/proc/self/cwd/" + up + secret, "/dev/fd/../" + up + secret,
 	}
 	for _, path := range paths {
 		if got := s.Exec(t, api.ExecRequest{Argv: []string{"cat", path}}); got.Exit.Code == 0 {
@@ -197,11 +219,63 @@ func TestPlantedHostFileIsOutOfReach(t *testing.T) {
 		_ = s.Put(t.Context(), path, []byte("overwritten")) // may succeed, in the sandbox
 		_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "mkdir -p \"$(dirname \"$0\")\"; echo overwritten >\"$0\"", path}})
 	}
-	if data, err := os.ReadFile(planted); err != nil || string(data) != "of the host" {
-		t.Errorf("the host's file is now %q (%v)", data, err)
+	untouched(t, dir)
+}
+
+// stranger is the id of a user of the host that owns nothing.
+const stranger = 65534
+
+// CVE-2026-30892, CVE-2024-40635, CVE-2022-29162: an image names users and groups so that a parser
+// which ignores errors, or counts in too few bits, makes root of them. None runs as root, whether a
+// request, or the image itself, names it. A user has the groups of the image, and none of init's.
+func TestUsersOfAnImageAreNoOthers(t *testing.T) {
+	testenv.RequireUserNS(t)
+	testenv.RequireSubIDs(t)
+	r := harness.DebianRegistry(t, false)
+	d := harness.Start(t, harness.Options{})
+	base := busybox(t)
+	const passwd = "root:x:0:0::/:\napp:x:1000:1001::/:\nminus:x:-1:-1::/:\nhuge:x:4294967296:0::/:\nwords:x:zero:0::/:\nempty:x:::::\n" +
+		"hex:x:0x10:0::/:\nspace:x: 0: 0::/:\nbadgid:x:1005:none::/:\nshort:x:1006\nhigh:x:70000:70000::/:\n"
+	const group = "root:x:0:\naudio:x:29:app\nwheel:x:bad:app\nminus:x:-5:app\nroots:x:4294967296:app\n"
+	etc := []harness.File{
+		{Name: "etc/", Type: tar.TypeDir}, {Name: "etc/passwd", Body: passwd}, {Name: "etc/group", Body: group},
 	}
-	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != 1 {
-		t.Errorf("beside it there are now %v (%v)", entries, err)
+	const who = "id -u; id -g; id -G; grep -E '^(Cap(Inh|Amb)|Groups)' /proc/self/status | tr -d '\t '"
+	s := d.Create(t, api.CreateSandbox{Image: pulled(t, d, r, base, "users", v1.Config{}, etc...)})
+	for user, want := range map[string]string{
+		"":         "0\n0\n0\nGroups:\n", // the control: root is there
+		"app":      "1000\n1001\n1001 29\nGroups:29\n",
+		"1000":     "1000\n1001\n1001 29\nGroups:29\n",
+		"app:7":    "1000\n7\n7\nGroups:\n",
+		"12:12":    "12\n12\n12\nGroups:\n",
+		"0:29":     "0\n29\n29\nGroups:\n",
+		"app:root": "1000\n0\n0\nGroups:\n",
+	} {
+		got := s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", who}, User: user}).Stdout
+		if want += "CapInh:0000000000000000\nCapAmb:0000000000000000\n"; got != want {
+			t.Errorf("user %q is %q, want %q", user, got, want)
+		}
+	}
+	for i, user := range []string{
+		"minus", "huge", "words", "empty", "hex", "space", "badgid", "short", "high", "stranger", "-1", "+0", "0x0", " 0", "4294967295",
+		"4294967296", "18446744073709551616", "65536", "0:65536", "app:wheel", "app:minus", "app:roots", "app:4294967296", "1000:", ":0", "app:-1",
+	} {
+		if got, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", who}, User: user}); err == nil {
+			t.Errorf("user %q runs: %q %q", user, got.Stdout, got.Stderr)
+		}
+		// The image's own choice is not asked for, and must be no other either.
+		if !slices.Contains([]string{"huge", "words", "0x0", "4294967296", "app:roots"}, user) {
+			continue // one is parsed as the other
+		}
+		ref := pulled(t, d, r, base, fmt.Sprintf("user%d", i), v1.Config{User: user}, etc...)
+		named, err := d.TryCreate(t.Context(), api.CreateSandbox{Image: ref})
+		if err != nil {
+			continue
+		}
+		d.Mark(t)
+		if got, err := named.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", who}}); err == nil {
+			t.Errorf("an image's user %q runs: %q %q", user, got.Stdout, got.Stderr)
+		}
+		named.Delete(t)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+
+	"github.com/sandboxd/sandboxd/internal/flock"
 )
 
 // Tags are the build tags of the launcher, and so of every test; see the Makefile.
@@ -25,6 +27,7 @@ type helper struct {
 
 var helpers = []helper{
 	{name: "attacker", dir: ".", pkg: "./tests/security/attacker"},
+	{name: "initfoe", dir: ".", pkg: "./tests/security/initfoe"},
 	{name: "lister", dir: ".", pkg: "./tests/functional/lister"},
 	{name: "applier", dir: ".", pkg: "./tests/security/applier", cgo: true},
 	{name: "neighbour", dir: ".", pkg: "./tests/engine/neighbour"},
@@ -33,14 +36,55 @@ var helpers = []helper{
 }
 
 // BuildHelpers compiles the programs that tests need beside the built binaries into a directory.
-// It is called at the root of the tree.
+// It is called at the root of the tree. They are kept in the user's cache, where the go command
+// leaves those that are up to date alone.
 func BuildHelpers(ctx context.Context, to string) error {
+	kept, unlock, err := Kept(ctx, "helpers")
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	for _, h := range helpers {
-		if err := h.build(ctx, ".", to); err != nil {
+		if err := h.build(ctx, ".", kept); err != nil {
+			return err
+		}
+		if err := LinkOrCopy(filepath.Join(kept, h.name), filepath.Join(to, h.name)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// Kept makes a directory of the user's cache for files that serve later runs, of any clone of the
+// tree, and locks it until unlock is called.
+func Kept(ctx context.Context, name string) (dir string, unlock func(), err error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", nil, err
+	}
+	dir = filepath.Join(cache, "sandboxd-tests", name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", nil, err
+	}
+	lock, err := os.Open(dir)
+	if err != nil {
+		return "", nil, err
+	}
+	unlock = func() { _ = lock.Close() }
+	if err := flock.Exclusive(ctx.Done(), flock.Forever, lock); err != nil {
+		unlock()
+		return "", nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	return dir, unlock, nil
+}
+
+// LinkOrCopy gives a kept program a second name, for users that cannot reach the cache. A later
+// run replaces the file of the first name and leaves this one.
+func LinkOrCopy(from, to string) error {
+	if err := os.Link(from, to); err == nil {
+		return nil
+	}
+	return copyProgram(from, to)
 }
 
 // Helper compiles one of them into a directory and returns its path; root is the root of the tree.
@@ -92,8 +136,10 @@ func CopyBinaries(built, to string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
-	if err := copyPrograms(built, to, "sandboxd", "sandboxd-agent", "sandboxd-launcher", "sandboxd-init"); err != nil {
-		return fmt.Errorf("%w: run `make build` first", err)
+	for _, name := range []string{"sandboxd", "sandboxd-agent", "sandboxd-launcher", "sandboxd-init"} {
+		if err := copyProgram(filepath.Join(built, name), filepath.Join(to, name)); err != nil {
+			return fmt.Errorf("%w: run `make build` first", err)
+		}
 	}
 	return nil
 }
@@ -101,22 +147,17 @@ func CopyBinaries(built, to string) error {
 // CopyHelpers copies what [BuildHelpers] has compiled.
 func CopyHelpers(built, to string) error {
 	for _, h := range helpers {
-		if err := copyPrograms(built, to, h.name); err != nil {
+		if err := copyProgram(filepath.Join(built, h.name), filepath.Join(to, h.name)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func copyPrograms(from, to string, names ...string) error {
-	for _, name := range names {
-		data, err := os.ReadFile(filepath.Join(from, name))
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(to, name), data, 0o755); err != nil {
-			return err
-		}
+func copyProgram(from, to string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
 	}
-	return nil
+	return os.WriteFile(to, data, 0o755)
 }

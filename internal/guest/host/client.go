@@ -96,6 +96,7 @@ func lost(doing string, err error) error {
 	case errors.Is(err, os.ErrClosed),
 		// A daemon that has run out of a resource must not declare its sandboxes dead.
 		errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS),
+		errors.Is(err, guest.ErrNoWatch),
 		errors.Is(err, unix.ETOOMANYREFS), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%s: %w", doing, err)
 	}

@@ -244,7 +244,9 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 		}
 	}()
 	if r.TTY {
-		if e.Stdin, err = terminal(fds[0]); err != nil {
+		if e.Stdin, err = terminal(fds[0]); errors.Is(err, guest.ErrNoWatch) {
+			return nil, fmt.Errorf("exec: %w", err)
+		} else if err != nil {
 			return nil, fmt.Errorf("exec: %w: %w", ErrLost, err)
 		}
 		e.Stdout, e.stopped = e.Stdin, make(chan struct{})
@@ -395,7 +397,13 @@ func hostEnd(ours, theirs int, name string) (*os.File, int, error) {
 		unixmsg.CloseAll([]int{ours, theirs})
 		return nil, -1, fmt.Errorf("make pipe for %s: %w", name, err)
 	}
-	return os.NewFile(uintptr(ours), name), theirs, nil
+	f := os.NewFile(uintptr(ours), name)
+	if err := guest.Waitable(f); err != nil {
+		_ = f.Close()
+		unixmsg.CloseAll([]int{theirs})
+		return nil, -1, fmt.Errorf("make pipe for %s: %w", name, err)
+	}
+	return f, theirs, nil
 }
 
 // memfd returns a file of memory for strings that exceed a packet.

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 
 	"golang.org/x/sys/unix"
@@ -36,7 +37,12 @@ func terminal(fd int) (*os.File, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("check terminal: %w", err)
 	}
-	return os.NewFile(uintptr(fd), "tty"), nil
+	f := os.NewFile(uintptr(fd), "tty")
+	if err := guest.Waitable(f); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("check terminal: %w", err)
+	}
+	return f, nil
 }
 
 // heldGrace is the time that a non-blocking read or write of a terminal may take on a busy machine.

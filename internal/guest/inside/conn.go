@@ -9,13 +9,14 @@ type conn struct {
 	*guest.Conn
 
 	ids uint32 // number of uids of the sandbox, from 0 on
+	own uint32 // init's real uid
 }
 
 // newConn takes over fd, which must be non-blocking.
-func newConn(fd int) (*conn, error) {
-	c, err := guest.NewConn(fd)
+func (s *server) newConn(fd int) (*conn, error) {
+	c, err := guest.NewConnOf(s.poller.open(fd, "guest"))
 	if err != nil {
 		return nil, err
 	}
-	return &conn{Conn: c}, nil
+	return &conn{Conn: c, ids: s.ids, own: s.own}, nil
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 
@@ -55,9 +56,7 @@ func (s *server) exec(c *conn, pkt guest.Packet, fds []int) error {
 		err = c.reply(guest.KindStarted, guest.StartedAnswer{PID: p.pid})
 	}
 	if err != nil {
-		if !s.undo(p) {
-			return nil // silence makes the daemon end the sandbox
-		}
+		s.undo(p)
 		return fail(guest.StageStart, err, "")
 	}
 	p.begin(s, time.Duration(r.Timeout))
@@ -69,16 +68,13 @@ func (s *server) exec(c *conn, pkt guest.Packet, fds []int) error {
 // undo removes an exec that the daemon does not know of and will not learn of. The daemon may be
 // gone, or the terminal cannot be sent: other sandboxes with these ids have more descriptors in
 // flight than the kernel lets a user have.
-func (s *server) undo(p *process) bool {
-	if !s.kill(p) {
-		return false
-	}
+func (s *server) undo(p *process) {
+	s.kill(p)
 	<-p.done
 	if p.uts >= 0 {
 		_ = unix.Close(p.uts)
 		p.uts = -1
 	}
-	return true
 }
 
 // launch starts the process and reports the start, unless that is to come with the exit. An error
@@ -199,8 +195,7 @@ func (s *server) ended(p *process, timeout time.Duration) bool {
 			break
 		}
 		if n > 0 {
-			for s.reapOne() {
-			}
+			s.reapOne(p.pid)
 			break
 		}
 	}
@@ -283,9 +278,7 @@ func (s *server) end(p *process, timeout bool) {
 		p.timer.Stop()
 	}
 	p.mu.Unlock()
-	if !s.kill(p) {
-		return // silence makes the daemon end the sandbox
-	}
+	s.kill(p)
 	<-p.done
 	p.reportExit()
 }
@@ -554,11 +547,7 @@ func (s *server) fork(c *conn, path string, argv []string, attr *syscall.ProcAtt
 			attr.Sys.PidFD = &p.pidfd
 		}
 		p.begun = time.Now()
-		start := forkExec
-		if s.forker != nil {
-			start = s.forker.forkExec
-		}
-		pid, err := start(path, argv, attr)
+		pid, err := s.forker.forkExec(path, argv, attr)
 		if err != nil {
 			return err
 		}
@@ -608,26 +597,68 @@ func (s *server) reap() {
 			s.mu.Unlock()
 			continue
 		}
-		for s.reapOne() {
+		for s.reapOne(-1) {
 		}
 	}
 }
 
-func (s *server) reapOne() bool {
+// reapOne waits for one child that has ended or stopped, for the one with this pid if it is not -1,
+// and reports whether there was one. Only the first thread, which traces what it inherits, may wait
+// for any.
+func (s *server) reapOne(which int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var ws unix.WaitStatus
 	var ru unix.Rusage
-	pid, err := unix.Wait4(-1, &ws, unix.WNOHANG|unix.WALL, &ru)
+	pid, err := unix.Wait4(which, &ws, unix.WNOHANG|unix.WALL, &ru)
 	if errors.Is(err, unix.EINTR) {
 		return true
 	}
 	if err != nil || pid <= 0 {
 		return false
 	}
+	if !ws.Exited() && !ws.Signaled() {
+		s.untrace(pid, ws)
+		return true
+	}
 	if p := s.procs[pid]; p != nil {
 		delete(s.procs, pid)
 		p.finish(ws, &ru)
 	}
 	return true
+}
+
+// untrace lets a process go on that has stopped because init traces it. Init traces nothing by
+// itself: a process makes its parent the tracer (PTRACE_TRACEME), or is born traced (CLONE_PTRACE).
+// It then stops for each signal and after each execve, and wait4 reports that like an end. Detached,
+// it gets the signal. Left out are the SIGTRAP of an execve and the SIGSTOP of a birth, which only
+// tracers expect. The caller holds mu.
+func (s *server) untrace(pid int, ws unix.WaitStatus) {
+	detach := func() bool {
+		sig := ws.StopSignal()
+		if sig == unix.SIGTRAP || sig == unix.SIGSTOP && sentByNone(pid) {
+			sig = 0
+		}
+		_, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_DETACH, uintptr(pid), 0, uintptr(sig), 0, 0)
+		return errno == 0
+	}
+	// Only the tracer, a thread, can do that: the first one for an inherited process, the forker for
+	// others.
+	if detach() || s.forker.do(detach) {
+		return
+	}
+	_ = unix.Kill(pid, unix.SIGKILL) // the filter refuses ptrace
+}
+
+// sentByNone reports whether the kernel has made up the signal that a tracee has stopped for: for a
+// process that is born traced, it only marks SIGSTOP as pending.
+func sentByNone(pid int) bool {
+	var info struct {
+		signo, errno, code, _ int32
+		pid                   int32
+		_                     [108]byte
+	}
+	//nolint:gosec // the address is that of the structure (siginfo_t of a 64-bit kernel)
+	_, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_GETSIGINFO, uintptr(pid), 0, uintptr(unsafe.Pointer(&info)), 0, 0)
+	return errno == 0 && info.code == 0 && info.pid == 0
 }

@@ -2,6 +2,7 @@ package inside
 
 import (
 	"errors"
+	"os"
 	"strconv"
 	"syscall"
 	"time"
@@ -23,8 +24,8 @@ import (
 //     between the reading of a name and its use. New pids are mostly higher than old ones, hence
 //     found by the same round. The main process's group is killed as a whole, which the kernel does
 //     atomically.
-//   - A pid may be reused before it is signalled. Processes are held by a /proc directory and a
-//     pidfd.
+//   - A pid may be reused before it is signalled. A pidfd holds the process, and the mark is read
+//     again when it is open.
 //   - A process whose first thread has ended shows no namespace of its own; its other threads do.
 //   - A process may have executed a file which its user may execute but not read, and whose owner
 //     has no id in the sandbox. Then even init cannot inspect it (would_dump in fs/exec.c hands it
@@ -34,25 +35,31 @@ import (
 //     several times. Then everything in the sandbox except init is killed, other execs too: better
 //     than to leave a process after its deadline. The time alone proves nothing, because a machine
 //     may stand still for a second.
-//   - A process may be unkillable for a while (frozen, or waiting for a disk). After ten seconds
-//     init gives up and does not send exited, so the daemon ends the sandbox. In practice it has
-//     done so by then.
+//   - Init may lack a descriptor: a program with init's uid may lower its limit (prlimit), and a
+//     client may have many requests under way. So /proc is open from the start, marks are read
+//     without a descriptor, and a round in which anything failed proves nothing.
+//   - A process may be unkillable for a while (frozen, or waiting for a disk). After ten seconds and
+//     as many rounds as take a second, init ends, and with it the PID namespace: the sandbox ends,
+//     daemon or no daemon. The rounds are counted because init itself may get no processor.
 const (
-	killAll    = time.Second
-	killRounds = 3
-	killGiveUp = 10 * time.Second
+	killAll      = time.Second
+	killRounds   = 3
+	killGiveUp   = 10 * time.Second
+	killAttempts = 50
 )
 
-// kill ends everything that p's exec has started. It reports whether nothing is left.
-func (s *server) kill(p *process) bool {
+// kill ends everything that p's exec has started. If it cannot, it ends the sandbox.
+func (s *server) kill(p *process) {
 	begun := time.Now()
-	if p.uts < 0 {
-		s.markLate(p)
-	}
 	known := map[int]bool{} // found in the last round
 	for clean, round := 0, 0; clean < 2; round++ {
+		var late error
+		if p.uts < 0 {
+			late = s.markLate(p)
+		}
 		s.killGroup(p)
-		found, vanished := s.killMarked(p)
+		found, vanished, err := s.killMarked(p)
+		err = errors.Join(err, late)
 		elapsed := time.Since(begun)
 		fresh := false
 		for pid := range found {
@@ -60,13 +67,21 @@ func (s *server) kill(p *process) bool {
 		}
 		known = found
 		switch {
-		case len(found) > 0:
+		case err != nil || len(found) > 0:
 			clean = 0
-			if hopeless(fresh, elapsed, round) {
+			if err != nil && round >= killRounds || hopeless(fresh, elapsed, round) {
 				_ = unix.Kill(-1, unix.SIGKILL)
+				// With all others gone nothing is left to inspect, whatever init lacks.
+				if alone, aerr := s.alone(); alone && aerr == nil {
+					return
+				}
 			}
-			if elapsed > killGiveUp {
-				return false
+			if elapsed > killGiveUp && round >= killAttempts {
+				s.die("processes of an exec cannot be ended")
+			}
+			if err != nil {
+				s.restoreLimit()
+				<-time.After(killPause)
 			}
 		case vanished && round < 16:
 			// A process ended during this round and may have forked before. In a busy sandbox it belongs to
@@ -76,7 +91,38 @@ func (s *server) kill(p *process) bool {
 			clean++
 		}
 	}
-	return true
+}
+
+// killPause is the time between rounds that fail.
+const killPause = 10 * time.Millisecond
+
+// die ends the sandbox: with process 1 the kernel kills its PID namespace.
+func (s *server) die(reason string) {
+	_, _ = os.Stderr.WriteString("sandboxd-init: " + reason + "\n")
+	unix.Exit(1)
+}
+
+// restoreLimit undoes a lowered soft limit of descriptors, and reports whether there was one. A hard
+// one cannot be undone: init, and with it the sandbox, has no future.
+func (s *server) restoreLimit() bool {
+	var l unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
+		return false
+	}
+	if l.Max < s.nofile.Max {
+		s.die("a program of the sandbox has lowered init's limit of descriptors")
+	}
+	return l.Cur < s.nofile.Cur && unix.Prlimit(0, unix.RLIMIT_NOFILE, &s.nofile, nil) == nil
+}
+
+// alone reports whether init is the only process of its PID namespace.
+func (s *server) alone() (bool, error) {
+	alone := true
+	err := s.eachProcess(func(pid int, _ string) bool {
+		alone = pid == 1
+		return alone
+	})
+	return alone, err
 }
 
 // hopeless reports whether killing in rounds loses against a program that makes new processes;
@@ -99,46 +145,47 @@ func (s *server) killGroup(p *process) {
 
 // killMarked is one round over /proc. It kills the processes of the exec, waits a little for their
 // end and returns them. Vanished reports whether some process ended before it could be inspected.
-func (s *server) killMarked(p *process) (found map[int]bool, vanished bool) {
+// With an error, processes may have been missed.
+func (s *server) killMarked(p *process) (found map[int]bool, vanished bool, err error) {
 	found = map[int]bool{}
 	var dying []int
 	defer func() { unixmsg.CloseAll(dying) }()
-	s.each(s.proc, ".", func(pid int, name string) bool {
+	var failure error
+	err = s.eachProcess(func(pid int, name string) bool {
 		if pid == 1 {
 			return true
 		}
-		dir, err := unix.Openat(s.proc, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			vanished = true
-			return true
-		}
-		defer func() { _ = unix.Close(dir) }()
-		mark, err := s.markIn(dir)
+		mark, err := s.markIn(name)
 		switch {
 		case errors.Is(err, errUnreadable) && !s.othersMain(pid, p):
-		case err != nil:
+		case gone(err), errors.Is(err, errUnreadable):
 			vanished = true
+			return true
+		case err != nil:
+			failure = err
 			return true
 		case mark == "" || mark != p.mark:
 			return true
 		}
 		pidfd, err := unix.PidfdOpen(pid, 0)
-		if err != nil {
-			// Gone, or the filter has no rule for pidfds.
-			if !errors.Is(err, unix.ESRCH) {
-				_ = unix.Kill(pid, unix.SIGKILL)
-				found[pid] = true
-			}
+		if errors.Is(err, unix.ESRCH) {
 			return true
 		}
-		// The directory still shows a process, so the number was its own when the pidfd was opened.
-		if _, err := s.markIn(dir); err != nil && !errors.Is(err, errUnreadable) {
-			_ = unix.Close(pidfd)
+		// The same mark once more: the process that the pidfd holds is one of the exec.
+		again, merr := s.markIn(name)
+		if merr != nil && !errors.Is(merr, errUnreadable) || merr == nil && again != mark {
+			if err == nil {
+				_ = unix.Close(pidfd)
+			}
 			vanished = true
 			return true
 		}
-		_ = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
 		found[pid] = true
+		if err != nil { // no descriptor, or the filter has no rule for pidfds
+			_ = unix.Kill(pid, unix.SIGKILL)
+			return true
+		}
+		_ = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
 		if len(dying) < 64 {
 			dying = append(dying, pidfd)
 		} else {
@@ -159,23 +206,21 @@ func (s *server) killMarked(p *process) (found map[int]bool, vanished bool) {
 			dying = dying[1:]
 		}
 	}
-	return found, vanished
+	return found, vanished, errors.Join(err, failure)
 }
+
+// gone reports whether an error of a file of /proc means that the process has been reaped.
+func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) }
 
 // signalAll sends sig to the main process's group and to everything else that the exec has started,
 // as one pass over /proc finds it. A process that forks meanwhile may be missed; kill misses none.
 func (s *server) signalAll(p *process, sig syscall.Signal) {
 	s.signal(p, sig)
-	s.each(s.proc, ".", func(pid int, name string) bool {
+	_ = s.eachProcess(func(pid int, name string) bool {
 		if pid == 1 {
 			return true
 		}
-		dir, err := unix.Openat(s.proc, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return true
-		}
-		defer func() { _ = unix.Close(dir) }()
-		if mark, err := s.markIn(dir); err != nil || mark == "" || mark != p.markOf() {
+		if mark, err := s.markIn(name); err != nil || mark == "" || mark != p.markOf() {
 			return true
 		}
 		if pgid, err := unix.Getpgid(pid); err == nil && pgid == p.pid {
@@ -186,8 +231,8 @@ func (s *server) signalAll(p *process, sig syscall.Signal) {
 			return true
 		}
 		defer func() { _ = unix.Close(pidfd) }()
-		// See killMarked: the directory still shows a process, so the number was its own.
-		if _, err := s.markIn(dir); err == nil {
+		// As in killMarked.
+		if mark, err := s.markIn(name); err == nil && mark == p.markOf() {
 			_ = unix.PidfdSendSignal(pidfd, sig, nil, 0)
 		}
 		return true
@@ -215,14 +260,30 @@ func (s *server) othersMain(pid int, p *process) bool {
 	return o != nil && o != p
 }
 
-// each calls f for the numbers in a directory of /proc, read a few at a time, until f returns
-// false.
-func (s *server) each(dirfd int, path string, f func(n int, name string) bool) {
-	dir, err := unix.Openat(dirfd, path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// eachProcess calls f for the processes of the PID namespace, in the order of their pids, until f
+// returns false. It takes no descriptor: that of /proc is open for good, and used by one caller at
+// a time.
+func (s *server) eachProcess(f func(pid int, name string) bool) error {
+	s.listing.Lock()
+	defer s.listing.Unlock()
+	if _, err := unix.Seek(s.pids, 0, 0); err != nil {
+		return err
+	}
+	return eachNumber(s.pids, f)
+}
+
+// eachThread calls f for the threads of a process, until f returns false.
+func (s *server) eachThread(pid string, f func(tid string) bool) error {
+	dir, err := unix.Openat(s.proc, pid+"/task", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return
+		return err
 	}
 	defer func() { _ = unix.Close(dir) }()
+	return eachNumber(dir, func(_ int, tid string) bool { return f(tid) })
+}
+
+// eachNumber calls f for the numbers in a directory of /proc, read a few at a time.
+func eachNumber(dir int, f func(n int, name string) bool) error {
 	var buf [512]byte
 	var names []string
 	for {
@@ -231,25 +292,25 @@ func (s *server) each(dirfd int, path string, f func(n int, name string) bool) {
 			continue
 		}
 		if err != nil || n <= 0 {
-			return
+			return err
 		}
 		_, _, names = unix.ParseDirent(buf[:n], -1, names[:0])
 		for _, name := range names {
 			if pid, err := strconv.Atoi(name); err == nil && !f(pid, name) {
-				return
+				return nil
 			}
 		}
 	}
 }
 
-// markIn returns the mark of the process whose /proc directory is dir. The mark is "" for one that
-// has ended and has not been reaped; errUnreadable is for one that init must not inspect.
-func (s *server) markIn(dir int) (string, error) {
-	mark, err := readMark(dir, "ns/uts")
+// markIn returns the mark of a process. The mark is "" for one that has ended and has not been
+// reaped; errUnreadable is for one that init must not inspect.
+func (s *server) markIn(pid string) (string, error) {
+	mark, err := readMark(s.proc, pid+"/ns/uts")
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
 		// The kernel returns the same errno for a process that has just ended.
 		var st unix.Stat_t
-		if err := unix.Fstatat(dir, "stat", &st, 0); err != nil {
+		if err := unix.Fstatat(s.proc, pid+"/stat", &st, 0); err != nil {
 			return "", err
 		}
 		return "", errUnreadable
@@ -259,14 +320,14 @@ func (s *server) markIn(dir int) (string, error) {
 	}
 	// The first thread has ended. The kernel shows the process while it has others.
 	mark = ""
-	s.each(dir, "task", func(_ int, name string) bool {
-		m, err := readMark(dir, "task/"+name+"/ns/uts")
+	err = s.eachThread(pid, func(tid string) bool {
+		m, err := readMark(s.proc, pid+"/task/"+tid+"/ns/uts")
 		if err == nil {
 			mark = m
 		}
 		return err != nil
 	})
-	return mark, nil
+	return mark, err
 }
 
 func readMark(dir int, path string) (string, error) {
@@ -282,8 +343,8 @@ func readMark(dir int, path string) (string, error) {
 // when the sandbox runs out of memory: with init the whole sandbox ends
 // (TestMemoryLimitSparesTheInit). Every process may raise the value, and one that lowers it again
 // endangers its own sandbox alone.
-func (s *server) offer(proc int) {
-	fd, err := unix.Openat(proc, "oom_score_adj", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+func (s *server) offer(pid string) {
+	fd, err := unix.Openat(s.proc, pid+"/oom_score_adj", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return // it has ended
 	}
@@ -293,19 +354,18 @@ func (s *server) offer(proc int) {
 
 // utsOf opens the UTS namespace of a child that cannot be reaped meanwhile, and returns its mark;
 // -1 and "" if the child has ended.
-func (s *server) utsOf(pid int) (fd int, mark string, err error) {
-	dir, err := unix.Openat(s.proc, strconv.Itoa(pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, "", err
-	}
-	defer func() { _ = unix.Close(dir) }()
-	s.offer(dir)
+func (s *server) utsOf(child int) (fd int, mark string, err error) {
+	pid := strconv.Itoa(child)
+	s.offer(pid)
 	open := func(path string) error {
-		fd, err = unix.Openat(dir, path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		fd, err = unix.Openat(s.proc, path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		return err
 	}
-	if errors.Is(open("ns/uts"), unix.ENOENT) {
-		s.each(dir, "task", func(_ int, name string) bool { return open("task/"+name+"/ns/uts") != nil })
+	if errors.Is(open(pid+"/ns/uts"), unix.ENOENT) {
+		lerr := s.eachThread(pid, func(tid string) bool { return open(pid+"/task/"+tid+"/ns/uts") != nil })
+		if lerr != nil {
+			err = lerr
+		}
 	}
 	switch {
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
@@ -325,14 +385,19 @@ func (s *server) utsOf(pid int) (fd int, mark string, err error) {
 
 // markLate handles a process whose first thread had ended before its mark could be read, while
 // another one was being made. A process that has really ended stays without a mark, and has left
-// nothing to kill.
-func (s *server) markLate(p *process) {
+// nothing to kill. An unreadable one is found without a mark.
+func (s *server) markLate(p *process) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.procs[p.pid] != p {
-		return
+		return nil
 	}
-	if fd, mark, err := s.utsOf(p.pid); err == nil {
+	fd, mark, err := s.utsOf(p.pid)
+	if err == nil {
 		p.uts, p.mark = fd, mark
 	}
+	if errors.Is(err, errUnreadable) {
+		return nil
+	}
+	return err
 }

@@ -87,43 +87,42 @@ func (p *landlockPlan) apply() (err error) {
 }
 
 // forker is the thread that forks everything.
-type forker struct{ requests chan forkRequest }
+type forker struct{ requests chan func() }
 
-type forkRequest struct {
-	path string
-	argv []string
-	attr *syscall.ProcAttr
-	done chan<- forkDone
-}
-
-type forkDone struct {
-	pid int
-	err error
-}
-
-// newForker starts the thread, which runs as long as init.
+// newForker starts the thread, which runs as long as init. C may be nil: no restrictions. A thread
+// of its own also is the only one that new processes can make their tracer: see server.untrace.
 func newForker(c *guest.Confinement) (*forker, error) {
-	f := &forker{requests: make(chan forkRequest)}
+	f := &forker{requests: make(chan func())}
 	confined := make(chan error)
 	go func() {
 		goruntime.LockOSThread() // never unlocked: no other goroutine may run on this thread
-		p := planLandlock(c)
-		err := p.apply()
+		var err error
+		if c != nil {
+			p := planLandlock(c)
+			err = p.apply()
+		}
 		confined <- err
 		if err != nil {
 			return
 		}
 		for r := range f.requests {
-			pid, err := forkExec(r.path, r.argv, r.attr)
-			r.done <- forkDone{pid, err}
+			r()
 		}
 	}()
 	return f, <-confined
 }
 
-func (f *forker) forkExec(path string, argv []string, attr *syscall.ProcAttr) (int, error) {
-	done := make(chan forkDone, 1)
-	f.requests <- forkRequest{path, argv, attr, done}
-	r := <-done
-	return r.pid, r.err
+func (f *forker) forkExec(path string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
+	f.do(func() bool {
+		pid, err = forkExec(path, argv, attr)
+		return true
+	})
+	return pid, err
+}
+
+// do calls what on the thread that forks.
+func (f *forker) do(what func() bool) bool {
+	done := make(chan bool, 1)
+	f.requests <- func() { done <- what() }
+	return <-done
 }

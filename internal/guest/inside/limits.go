@@ -140,7 +140,7 @@ func (s *server) forkLimited(c *conn, path string, argv []string, attr *syscall.
 		unixmsg.CloseAll(pipe[:])
 		return nil, err
 	}
-	told := os.NewFile(uintptr(pipe[0]), "shim")
+	told := s.poller.open(pipe[0], "shim")
 	defer func() { _ = told.Close() }()
 	_ = told.SetReadDeadline(time.Now().Add(shimTimeout))
 	a := *attr

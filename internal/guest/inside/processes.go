@@ -36,12 +36,18 @@ func (s *server) processes(c *conn, pkt guest.Packet, fds []int) error {
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
 		return fail(guest.StageRead, err, "clock")
 	}
+	// Not the descriptor of kills: this waits for the daemon.
+	list, err := unix.Openat(s.proc, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fail(guest.StageRead, err, "/proc")
+	}
+	defer func() { _ = unix.Close(list) }()
 	if err := c.reply(guest.KindListing, guest.None{}); err != nil {
 		return nil //nolint:nilerr // the daemon is gone
 	}
 	told := 0
-	var sent error
-	s.each(s.proc, ".", func(pid int, name string) bool {
+	var sent, lack error
+	err = eachNumber(list, func(pid int, name string) bool {
 		if pid == 1 {
 			return true
 		}
@@ -50,7 +56,10 @@ func (s *server) processes(c *conn, pkt guest.Packet, fds []int) error {
 		}
 		a, argv, err := s.describe(name, time.Duration(now.Nano()))
 		if err != nil {
-			return true // it has ended
+			if !gone(err) { // a list without a process that runs would be a lie
+				lack = err
+			}
+			return lack == nil
 		}
 		a.PID, a.Main = pid, mains[a.mark]
 		p, err := guest.Encode(guest.KindProcess, a.ProcessAnswer, argv...)
@@ -63,6 +72,9 @@ func (s *server) processes(c *conn, pkt guest.Packet, fds []int) error {
 	})
 	if sent != nil {
 		return nil //nolint:nilerr // the daemon is gone, or does not read: no peer is left
+	}
+	if err := errors.Join(err, lack); err != nil {
+		return fail(guest.StageRead, err, "/proc")
 	}
 	return c.reply(guest.KindDone, guest.None{})
 }
@@ -115,7 +127,7 @@ func (s *server) describe(name string, since time.Duration) (d description, argv
 			d.UID = uint32(uid)
 		}
 	}
-	d.mark, _ = s.markIn(dir) // a process that init must not inspect has no mark
+	d.mark, _ = s.markIn(name) // a process that init must not inspect has no mark
 	line, err := readSmall(dir, "cmdline", guest.MaxProcessArgs+1)
 	if err != nil {
 		return d, nil, err

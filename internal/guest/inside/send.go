@@ -21,9 +21,9 @@ import (
 // otherUsers bounds the attempts with another id.
 const otherUsers = 8
 
-// countIDs returns the number of uids of the sandbox, from 0 on.
-func countIDs(proc int) (uint32, error) {
-	fd, err := unix.Openat(proc, "self/uid_map", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+// countIDs returns the number of uids of the sandbox, from 0 on, by init's own map.
+func countIDs(dir int, idMap string) (uint32, error) {
+	fd, err := unix.Openat(dir, idMap, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, fmt.Errorf("read own id map: %w", err)
 	}
@@ -64,7 +64,7 @@ func (c *conn) sendAs(uid uint32, p []byte, fds []int) error {
 		return unix.ETOOMANYREFS
 	}
 	err := c.Send(p, fds...)
-	if setRealUID(0) == nil {
+	if setRealUID(c.own) == nil {
 		goruntime.UnlockOSThread()
 	} // else the thread stays locked, and ends with this goroutine
 	return err

@@ -33,11 +33,16 @@ import (
 // daemon gets no answer in time, and ends it.
 type server struct {
 	listener syscall.RawConn
-	proc     int     // /proc, opened before anything else ran here
-	lonely   bool    // setgroups(2) is denied: the sandbox has one id
-	ids      uint32  // number of uids of the sandbox, from 0 on
-	reserve  int     // spare descriptor for turnAway; -1: lost for now
-	forker   *forker // confines everything that it starts; nil: no confinement
+	proc     int // /proc, opened before anything else ran here
+	listing  sync.Mutex
+	pids     int         // /proc for reading, used under listing
+	nofile   unix.Rlimit // own limit of descriptors when nothing else ran
+	lonely   bool        // setgroups(2) is denied: the sandbox has one id
+	ids      uint32      // number of uids of the sandbox, from 0 on
+	own      uint32      // real uid of init
+	poller   *poller     // waits where the runtime's cannot
+	reserve  int         // spare descriptor for turnAway; -1: lost for now
+	forker   *forker     // starts everything, and confines it
 
 	conns   chan struct{} // semaphore of connections; those beyond it are refused
 	dirs    atomic.Int32  // directories open in lists, removals, watches and archives
@@ -91,7 +96,15 @@ func Run(fd, filter int, confine *guest.Confinement) error {
 	if err := dropInheritable(); err != nil {
 		return fmt.Errorf("drop inheritable capabilities: %w", err)
 	}
-	return Serve(fd, filter, confine)
+	ids, err := countIDs(unix.AT_FDCWD, "/proc/self/uid_map")
+	if err != nil {
+		return err
+	}
+	own, err := takeOwnUser(ids)
+	if err != nil {
+		return fmt.Errorf("take a uid of its own: %w", err)
+	}
+	return serve(fd, filter, confine, own)
 }
 
 func checkListener(fd int) error {
@@ -163,6 +176,13 @@ func holdThreads(n int) {
 // Serve is the part of Run that a test binary can do to itself. Only tests call it: the steps
 // before it in Run protect init from the sandbox.
 func Serve(fd, filter int, confine *guest.Confinement) error {
+	return serve(fd, filter, confine, 0)
+}
+
+func serve(fd, filter int, confine *guest.Confinement, own uint32) error {
+	if err := startPoller(); err != nil {
+		return fmt.Errorf("wait for events: %w", err)
+	}
 	// Init is small and must stay so; the sandbox's memory and threads belong to its user. One thread
 	// at a time is also fastest: forks follow each other anyway, and waking a second thread for every
 	// packet costs an exec a fifth (BenchmarkExec). Setting it also stops the runtime from watching
@@ -182,14 +202,12 @@ func Serve(fd, filter int, confine *guest.Confinement) error {
 		freed:   make(chan struct{}, 1),
 		procs:   make(map[int]*process),
 		maxDirs: maxDirs(),
+		own:     own,
 	}
 	s.forked = sync.NewCond(&s.mu)
-	if confine != nil {
-		forker, err := newForker(confine)
-		if err != nil {
-			return err
-		}
-		s.forker = forker
+	var err error
+	if s.forker, err = newForker(confine); err != nil {
+		return err
 	}
 	proc, err := openProc()
 	if err != nil {
@@ -208,8 +226,17 @@ func Serve(fd, filter int, confine *guest.Confinement) error {
 		return fmt.Errorf("close inherited descriptors: %w", err)
 	}
 	s.proc, s.lonely = proc, setgroupsDenied(proc)
-	if s.ids, err = countIDs(proc); err != nil {
+	if s.ids, err = countIDs(proc, "self/uid_map"); err != nil {
 		return err
+	}
+	if s.pids, err = unix.Openat(proc, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("open /proc for reading: %w", err)
+	}
+	if s.poller, err = newPoller(); err != nil {
+		return fmt.Errorf("wait for events: %w", err)
+	}
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &s.nofile); err != nil {
+		return fmt.Errorf("read own limit of descriptors: %w", err)
 	}
 	if s.reserve, err = unix.FcntlInt(uintptr(proc), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("reserve a descriptor: %w", err)
@@ -217,7 +244,7 @@ func Serve(fd, filter int, confine *guest.Confinement) error {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return fmt.Errorf("use the listening socket: %w", err)
 	}
-	listener := os.NewFile(uintptr(fd), "listener")
+	listener := s.poller.open(fd, "listener")
 	if s.listener, err = listener.SyscallConn(); err != nil {
 		return fmt.Errorf("use the listening socket: %w", err)
 	}
@@ -384,7 +411,7 @@ func (s *server) accept() error {
 			switch {
 			case errors.Is(got, unix.EINTR), errors.Is(got, unix.ECONNABORTED):
 			case errors.Is(got, unix.EMFILE), errors.Is(got, unix.ENFILE), errors.Is(got, unix.ENOMEM), errors.Is(got, unix.ENOBUFS):
-				if s.turnAway(got) {
+				if s.restoreLimit() || s.turnAway(got) {
 					break
 				}
 				// The daemon's connections wait in the backlog until a connection ends, or the sandbox has
@@ -403,7 +430,7 @@ func (s *server) accept() error {
 		select {
 		case s.conns <- struct{}{}:
 		default:
-			refuse(fd, unix.EMFILE)
+			s.refuse(fd, unix.EMFILE)
 			continue
 		}
 		go func() {
@@ -437,13 +464,13 @@ func (s *server) turnAway(cause error) bool {
 	if err != nil || fd < 0 {
 		return false
 	}
-	refuse(fd, cause)
+	s.refuse(fd, cause)
 	return true
 }
 
 // refuse answers a connection that exceeds a limit: silence would look like death to the daemon.
-func refuse(fd int, cause error) {
-	c, err := newConn(fd)
+func (s *server) refuse(fd int, cause error) {
+	c, err := s.newConn(fd)
 	if err != nil {
 		return
 	}
@@ -457,12 +484,11 @@ func refuse(fd int, cause error) {
 
 // handle serves one connection, with one request.
 func (s *server) handle(fd int) {
-	c, err := newConn(fd)
+	c, err := s.newConn(fd)
 	if err != nil {
 		return
 	}
 	defer func() { _ = c.Close() }()
-	c.ids = s.ids
 	_ = c.SetReadDeadline(time.Now().Add(requestTimeout))
 	pkt, fds, err := c.Recv()
 	if err != nil {

@@ -50,7 +50,7 @@ func (s *server) tar(c *conn, pkt guest.Packet, fds []int) error {
 		unixmsg.CloseAll(fds)
 		return err
 	}
-	pipe := os.NewFile(uintptr(fds[0]), "pipe")
+	pipe := s.poller.open(fds[0], "pipe")
 	defer func() { _ = pipe.Close() }()
 	settled := c.onClose(func() { _ = pipe.SetDeadline(guest.Expired) })
 	if pkt.Kind == guest.KindTarIn {
@@ -71,7 +71,7 @@ type tarWriter struct {
 	buf   []byte
 }
 
-func (s *server) tarOut(root string, pipe *os.File) error {
+func (s *server) tarOut(root string, pipe io.Writer) error {
 	out := bufio.NewWriterSize(pipe, 32<<10)
 	w := &tarWriter{s: s, tar: tar.NewWriter(out), links: map[[2]uint64]string{}, buf: make([]byte, 32<<10)}
 	handle, err := openPath(unix.AT_FDCWD, root, 0)
@@ -252,7 +252,7 @@ type tarReader struct {
 	made     string // parent that was made last
 }
 
-func (s *server) tarIn(dest string, pipe *os.File, uid, gid uint32) error {
+func (s *server) tarIn(dest string, pipe io.Reader, uid, gid uint32) error {
 	handle, _, err := makeDir(dest, uid, gid)
 	if err != nil {
 		return fail(guest.StageWrite, err, dest)

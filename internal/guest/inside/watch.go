@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -34,7 +33,7 @@ type watcher struct {
 	c         *conn
 	at        string // path of the watched file, without links; a descriptor would delay its end (IN_DELETE_SELF)
 	recursive bool
-	inotify   *os.File
+	inotify   file
 	fd        int // inotify's
 	closed    atomic.Bool
 	nodes     map[int32]*watchNode
@@ -113,8 +112,12 @@ func (s *server) watch(c *conn, pkt guest.Packet, fds []int) error {
 		return fail(guest.StageWatch, err, path)
 	}
 	w := &watcher{
-		s: s, c: c, at: at, recursive: m.Recursive, inotify: os.NewFile(uintptr(fd), "inotify"), fd: fd,
+		s: s, c: c, at: at, recursive: m.Recursive, inotify: s.poller.open(fd, "inotify"),
 		nodes: make(map[int32]*watchNode),
+	}
+	if rc, err := w.inotify.SyscallConn(); err != nil || rc.Control(func(fd uintptr) { w.fd = int(fd) }) != nil {
+		_ = w.inotify.Close()
+		return fail(guest.StageWatch, unix.EMFILE, path)
 	}
 	defer func() {
 		_ = w.inotify.Close()

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/runtimetest"
 )
@@ -31,7 +32,7 @@ func ListenStale(dir, name string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	defer d.Close()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name)})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: unixmsg.ShortName(d, name)})
 	if err == nil {
 		l.SetUnlinkOnClose(false)
 	}
@@ -151,12 +152,10 @@ func RealInit(tb testing.TB) runtimetest.Init {
 }
 
 // Dial connects to the socket at path, however long that is.
-func Dial(ctx context.Context, path string) (net.Conn, error) {
-	// A test's temporary directory may have a path that is too long for an address.
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	return new(net.Dialer).DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
+func Dial(ctx context.Context, path string) (conn net.Conn, err error) {
+	err = unixmsg.WithShortName(path, func(name string) error {
+		conn, err = new(net.Dialer).DialContext(ctx, "unix", name)
+		return err
+	})
+	return conn, err
 }

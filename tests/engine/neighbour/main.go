@@ -155,7 +155,7 @@ var attacks = map[string]func(argument string) error{
 		if err := unix.Getrlimit(unix.RLIMIT_CORE, &r); err != nil {
 			return err
 		}
-		if r.Max == 0 {
+		if r.Max <= 1 {
 			return errors.New("no core is written")
 		}
 		return nil

@@ -1,0 +1,172 @@
+package attack
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	goruntime "runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// pools are attacks on what all programs of a host have together and no limit of a sandbox counts,
+// and on the limits themselves. Each takes one of a thing: a program that may have one can have
+// all.
+func pools() []Attack {
+	all := []Attack{
+		// All filters of a host have net.core.bpf_jit_limit bytes together: after some 9,200 socket
+		// filters no seccomp filter is loaded, and no sandbox starts.
+		{"attach-filter", Filter, func() error { return attachFilter(unix.SOL_SOCKET, unix.SO_ATTACH_FILTER) }},
+		{"attach-filter-high-bits", Filter, func() error { return attachFilter(1<<32|unix.SOL_SOCKET, 1<<32|unix.SO_ATTACH_FILTER) }},
+		{"attach-reuseport-filter", Filter, func() error { return attachFilter(unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF) }},
+		{"attach-ebpf", Filter, func() error { return attachProgram(unix.SO_ATTACH_BPF) }},
+		{"attach-reuseport-ebpf", Filter, func() error { return attachProgram(unix.SO_ATTACH_REUSEPORT_EBPF) }},
+		{"lock-filter", Filter, func() error { return onSocket(unix.AF_UNIX, 0, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1) }},
+		{"nested-filter", Filter, func() error { return nestedFilter(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0) }},
+		{"nested-filter-high-bits", Filter, func() error { return nestedFilter(unix.SYS_SECCOMP, 1<<32|unix.SECCOMP_SET_MODE_FILTER, 0) }},
+		{"nested-filter-prctl", Filter, func() error { return nestedFilter(unix.SYS_PRCTL, unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER) }},
+
+		// Without descriptors init finds nothing that it is to kill.
+		{"limit-init-descriptors", Filter, func() error { return limitInit(unix.RLIMIT_NOFILE) }},
+		{"limit-init-processes", Filter, func() error { return limitInit(unix.RLIMIT_NPROC) }},
+		{"limit-init-memory", Filter, func() error { return limitInit(unix.RLIMIT_AS) }},
+		{"limit-init-processor", Filter, func() error { return limitInit(unix.RLIMIT_CPU) }},
+		{"limit-cores-anew", Filter, limitCores},
+
+		// fs.aio-max-nr is the host's, and root of it is refused as well.
+		{"io-setup", Filter, func() error {
+			var context uintptr
+			if err := raw(unix.SYS_IO_SETUP, 1, uintptr(unsafe.Pointer(&context)), 0); err != nil {
+				return err
+			}
+			return raw(unix.SYS_IO_DESTROY, context, 0, 0)
+		}},
+		{"io-submit", Filter, func() error { return reached(raw(unix.SYS_IO_SUBMIT, 0, 1, 0)) }},
+
+		// Where the call is reached, the kernel misses a file or a size before it looks for pages.
+		{"mmap-hugetlb", Filter, func() error {
+			_, _, errno := unix.RawSyscall6(unix.SYS_MMAP, 0, 2<<20, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_HUGETLB, ^uintptr(0), 0)
+			if errno == unix.EBADF {
+				return nil
+			}
+			return errno
+		}},
+		{"memfd-hugetlb", Filter, func() error {
+			fd, err := unix.MemfdCreate("attacker", unix.MFD_HUGETLB|unix.MFD_CLOEXEC)
+			if err != nil {
+				return err
+			}
+			return unix.Close(fd)
+		}},
+		{"shm-hugetlb", Filter, func() error {
+			const hugetlb = 0o4000
+			_, _, errno := unix.RawSyscall(unix.SYS_SHMGET, unix.IPC_PRIVATE, 0, unix.IPC_CREAT|hugetlb)
+			if errno == unix.EINVAL {
+				return nil
+			}
+			return errno
+		}},
+
+		{"touch-device", ReadOnly, func() error {
+			now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}
+			return unix.UtimesNanoAt(unix.AT_FDCWD, "/dev/null", now, 0)
+		}},
+	}
+	for _, file := range []struct{ name, path string }{
+		{"command-line", "/proc/cmdline"}, {"disk-activity", "/proc/diskstats"}, {"pressure", "/proc/pressure/cpu"},
+		{"pressure-memory", "/proc/pressure/memory"},
+	} {
+		all = append(all, Attack{"read-" + file.name, Masked, func() error { return read(file.path) }})
+	}
+	return all
+}
+
+// allowAll is a filter of one instruction.
+func allowAll() (*unix.SockFprog, *unix.SockFilter) {
+	instruction := &unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 0x7fff0000}
+	return &unix.SockFprog{Len: 1, Filter: instruction}, instruction
+}
+
+// attachFilter gives a socket a filter, which goes with the socket.
+func attachFilter(level, option uintptr) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
+		return err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{}); err != nil {
+		return err
+	}
+	program, instruction := allowAll()
+	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), level, option, uintptr(unsafe.Pointer(program)), unsafe.Sizeof(*program), 0)
+	goruntime.KeepAlive(instruction)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// attachProgram offers a socket a descriptor that is no program.
+func attachProgram(option int) error {
+	err := onSocket(unix.AF_INET, 0, unix.SOL_SOCKET, option, 1<<20)
+	if errors.Is(err, unix.EBADF) {
+		return nil
+	}
+	return err
+}
+
+// onSocket sets an option of a new socket. It works where the kernel has looked at the option.
+func onSocket(family, protocol, level, option, value int) error {
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, protocol)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.SetsockoptInt(fd, level, option, value)
+}
+
+// nestedFilter loads a filter in a thread that ends with it.
+func nestedFilter(call, first, second uintptr) error {
+	outcome := make(chan error)
+	go func() {
+		goruntime.LockOSThread() // never unlocked: the filter ends with the thread
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			outcome <- err
+			return
+		}
+		program, instruction := allowAll()
+		err := raw(call, first, second, uintptr(unsafe.Pointer(program)))
+		goruntime.KeepAlive(instruction)
+		outcome <- err
+	}()
+	return <-outcome
+}
+
+// limitInit sets a limit of init to the value that it has.
+func limitInit(resource int) error {
+	var has unix.Rlimit
+	if err := unix.Prlimit(1, resource, nil, &has); err != nil {
+		return fmt.Errorf("read it: %w", err)
+	}
+	return unix.Prlimit(1, resource, &has, nil)
+}
+
+// limitCores sets the limit of cores to 0 bytes. With another limit than 1 the kernel starts the
+// host's program for cores, where it has one.
+func limitCores() error {
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return err
+	}
+	var has unix.Rlimit
+	if err := unix.Prlimit(os.Getpid(), unix.RLIMIT_CORE, nil, &has); err != nil {
+		return err
+	}
+	if has.Cur == 1 {
+		return errors.New("the limit is 1 byte still")
+	}
+	return nil
+}

@@ -1,0 +1,376 @@
+package policy
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	// Version is the version of documents that [Parse] reads.
+	Version = 1
+
+	maxDocument = 1 << 20
+	maxRules    = 1000
+	maxTargets  = 1000 // hosts of one rule
+	maxList     = 100  // ports, methods or paths of one rule
+)
+
+// Policy is a checked set of rules. It is a value without state and safe for concurrent use. The
+// zero Policy allows nothing.
+type Policy struct {
+	rules    []rule
+	warnings []Warning
+}
+
+// A rule is one entry of a document with its defaults filled in.
+type rule struct {
+	name      string // as records show it
+	at        Position
+	deny      bool
+	patterns  []pattern
+	prefixes  []netip.Prefix
+	protocols []Protocol
+	ports     []portRange
+	inspect   bool
+	methods   []string // empty: every method
+	paths     []pathPattern
+}
+
+type portRange struct{ first, last uint16 }
+
+func (r portRange) contains(port uint16) bool { return r.first <= port && port <= r.last }
+
+// Protocol is a transport protocol.
+type Protocol string
+
+// The protocols of rules.
+const (
+	TCP Protocol = "tcp"
+	UDP Protocol = "udp"
+)
+
+// Position is a place in a document. Both numbers count from 1; they are 0 in a preset.
+type Position struct{ Line, Column int }
+
+// Error is a mistake in a document.
+type Error struct {
+	Position
+	Message string
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("%d:%d: %s", e.Line, e.Column, e.Message) }
+
+// Warning is a rule that has no effect.
+type Warning struct {
+	Position
+	Rule    string // its name
+	Message string
+}
+
+func (w Warning) String() string {
+	return fmt.Sprintf("%d:%d: %s: %s", w.Line, w.Column, w.Rule, w.Message)
+}
+
+// Warnings returns the rules of the document that can never decide anything, in its order. Presets
+// are not examined.
+func (p *Policy) Warnings() []Warning { return slices.Clone(p.warnings) }
+
+// Parse reads a policy document in YAML, or in JSON, which is YAML. It returns every mistake in it,
+// each an *[Error], joined. An unknown key is a mistake: a restriction that is skipped would make a
+// sandbox look safer than it is.
+func Parse(data []byte) (*Policy, error) {
+	if len(data) > maxDocument {
+		return nil, fmt.Errorf("parse the policy: larger than %d bytes", maxDocument)
+	}
+	root, err := document(data)
+	if err != nil {
+		return nil, fmt.Errorf("parse the policy: %w", err)
+	}
+	p := &parser{}
+	p.top(root)
+	if len(p.errs) > 0 {
+		return nil, fmt.Errorf("parse the policy: %w", errors.Join(p.errs...))
+	}
+	own := len(p.rules)
+	for _, name := range p.presets {
+		preset, err := Preset(name)
+		if err != nil {
+			return nil, err // checked above
+		}
+		p.rules = append(p.rules, preset.rules...)
+	}
+	policy := &Policy{rules: p.rules}
+	policy.warnings = policy.dead(own)
+	return policy, nil
+}
+
+// document reads the one node of the one document in data.
+func document(data []byte) (*yaml.Node, error) {
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	var doc, more yaml.Node
+	if err := d.Decode(&doc); errors.Is(err, io.EOF) || err == nil && len(doc.Content) != 1 {
+		return nil, errors.New("the document is empty")
+	} else if err != nil {
+		return nil, err
+	}
+	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
+		return nil, errors.New("more than one document")
+	}
+	return doc.Content[0], nil
+}
+
+// A parser collects the mistakes of a document.
+type parser struct {
+	errs    []error
+	presets []string
+	rules   []rule
+}
+
+func (p *parser) fail(n *yaml.Node, format string, args ...any) {
+	p.errs = append(p.errs, &Error{Position{n.Line, n.Column}, fmt.Sprintf(format, args...)})
+}
+
+// mapping calls the function of each key with its value.
+func (p *parser) mapping(n *yaml.Node, what string, fields map[string]func(*yaml.Node)) {
+	if n.Kind != yaml.MappingNode {
+		p.fail(n, "%s is no mapping", what)
+		return
+	}
+	seen := make(map[string]bool)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		read, ok := fields[key.Value]
+		switch {
+		case key.Kind != yaml.ScalarNode || !ok:
+			p.fail(key, "%s has no key %q", what, key.Value)
+		case seen[key.Value]:
+			p.fail(key, "key %q occurs twice", key.Value)
+		default:
+			seen[key.Value] = true
+			read(value)
+		}
+	}
+}
+
+// list calls f with each scalar of a list, or with the one scalar that stands in its place.
+func (p *parser) list(n *yaml.Node, what string, most int, f func(*yaml.Node) error) {
+	nodes := []*yaml.Node{n}
+	if n.Kind == yaml.SequenceNode {
+		nodes = n.Content
+	}
+	switch {
+	case len(nodes) == 0:
+		p.fail(n, "%s: the list is empty", what)
+	case len(nodes) > most:
+		p.fail(n, "%s: more than %d entries", what, most)
+		return
+	}
+	for _, e := range nodes {
+		if e.Kind != yaml.ScalarNode || e.Tag == "!!null" {
+			p.fail(e, "%s: no single value", what) // an alias is none either
+			continue
+		}
+		if err := f(e); err != nil {
+			p.fail(e, "%s: %v", what, err)
+		}
+	}
+}
+
+func (p *parser) top(n *yaml.Node) {
+	version := false
+	p.mapping(n, "policy", map[string]func(*yaml.Node){
+		"version": func(n *yaml.Node) {
+			version = true
+			if n.Kind != yaml.ScalarNode || n.Value != strconv.Itoa(Version) {
+				p.fail(n, "version is not %d", Version)
+			}
+		},
+		"presets": func(n *yaml.Node) {
+			p.list(n, "presets", maxList, func(n *yaml.Node) error {
+				if !slices.Contains(Presets(), n.Value) {
+					return fmt.Errorf("no preset %q; there are %s", n.Value, strings.Join(Presets(), ", "))
+				}
+				p.presets = append(p.presets, n.Value)
+				return nil
+			})
+		},
+		"rules": func(n *yaml.Node) {
+			switch {
+			case n.Kind != yaml.SequenceNode:
+				p.fail(n, "rules is no list")
+			case len(n.Content) > maxRules:
+				p.fail(n, "more than %d rules", maxRules)
+			default:
+				for i, r := range n.Content {
+					p.rule(r, i)
+				}
+			}
+		},
+	})
+	if n.Kind == yaml.MappingNode && !version {
+		p.fail(n, "the version is missing; write version: %d", Version)
+	}
+}
+
+func (p *parser) rule(n *yaml.Node, index int) {
+	r := rule{name: fmt.Sprintf("rules[%d]", index), at: Position{n.Line, n.Column}}
+	actions := 0
+	targets := func(deny bool) func(*yaml.Node) {
+		return func(n *yaml.Node) {
+			actions++
+			r.deny = deny
+			p.list(n, "hosts", maxTargets, r.target)
+		}
+	}
+	p.mapping(n, "rule", map[string]func(*yaml.Node){
+		"name": func(n *yaml.Node) {
+			if n.Kind != yaml.ScalarNode || n.Value == "" || len(n.Value) > 100 || strings.ContainsFunc(n.Value, control) {
+				p.fail(n, "name is no line of 1 to 100 bytes")
+			} else {
+				r.name = n.Value
+			}
+		},
+		"allow":    targets(false),
+		"deny":     targets(true),
+		"ports":    func(n *yaml.Node) { p.list(n, "ports", maxList, r.port) },
+		"protocol": func(n *yaml.Node) { p.list(n, "protocol", 2, r.protocol) },
+		"inspect": func(n *yaml.Node) {
+			if err := n.Decode(&r.inspect); err != nil || n.Tag != "!!bool" {
+				p.fail(n, "inspect is neither true nor false")
+			}
+		},
+		"methods": func(n *yaml.Node) { p.list(n, "methods", maxList, r.method) },
+		"paths":   func(n *yaml.Node) { p.list(n, "paths", maxList, r.path) },
+	})
+	if n.Kind != yaml.MappingNode {
+		return
+	}
+	if actions != 1 {
+		p.fail(n, "a rule has either allow or deny")
+	}
+	if (len(r.methods) > 0 || len(r.paths) > 0) && !r.inspect {
+		p.fail(n, "methods and paths are seen where requests are read only; add inspect: true")
+	}
+	r.defaults()
+	if r.inspect && !r.deny && slices.Contains(r.protocols, UDP) {
+		p.fail(n, "requests over udp are not inspected")
+	}
+	p.rules = append(p.rules, r)
+}
+
+func control(c rune) bool { return c < ' ' || c == 0x7f || c == '\uFFFD' }
+
+// defaults fills in the ports and protocols that the document leaves out. A rule that allows opens
+// the ports of the web; one that denies closes all.
+func (r *rule) defaults() {
+	if len(r.protocols) == 0 {
+		r.protocols = []Protocol{TCP}
+		if r.deny {
+			r.protocols = []Protocol{TCP, UDP}
+		}
+	}
+	if len(r.ports) == 0 {
+		r.ports = []portRange{{80, 80}, {443, 443}}
+		if r.deny {
+			r.ports = []portRange{{1, 65535}}
+		}
+	}
+}
+
+// target adds a host: a name, a suffix, an address or a CIDR.
+func (r *rule) target(n *yaml.Node) error {
+	s := n.Value
+	if addr, err := netip.ParseAddr(s); err == nil {
+		return r.prefix(netip.PrefixFrom(addr, addr.BitLen()), s)
+	}
+	if strings.Contains(s, "/") {
+		prefix, err := netip.ParsePrefix(s)
+		if err != nil {
+			return err
+		}
+		return r.prefix(prefix, s)
+	}
+	p, err := parsePattern(s)
+	if err != nil {
+		return err
+	}
+	r.patterns = append(r.patterns, p)
+	return nil
+}
+
+func (r *rule) prefix(prefix netip.Prefix, s string) error {
+	addr := prefix.Addr()
+	switch {
+	case addr.Zone() != "":
+		return fmt.Errorf("address %q has a zone", s)
+	case addr.Is4In6(), nat64.Overlaps(prefix) && prefix.Bits() >= nat64.Bits():
+		return fmt.Errorf("address %q stands for an IPv4 address; write that", s)
+	case prefix != prefix.Masked():
+		return fmt.Errorf("CIDR %q has bits beyond its length; write %s", s, prefix.Masked())
+	}
+	if !r.deny && closed(prefix) {
+		_, name := classify(addr)
+		return fmt.Errorf("%s is %s and never reached from a sandbox", s, name)
+	}
+	r.prefixes = append(r.prefixes, prefix)
+	return nil
+}
+
+func (r *rule) port(n *yaml.Node) error {
+	if n.Value == "any" {
+		r.ports = append(r.ports, portRange{1, 65535})
+		return nil
+	}
+	first, last, isRange := strings.Cut(n.Value, "-")
+	if !isRange {
+		last = first
+	}
+	f, err1 := strconv.ParseUint(first, 10, 16)
+	l, err2 := strconv.ParseUint(last, 10, 16)
+	if err1 != nil || err2 != nil || f == 0 || f > l || first[0] == '0' || last[0] == '0' {
+		return fmt.Errorf("%q is no port from 1 to 65535, no range as 8000-8999 and not any", n.Value)
+	}
+	r.ports = append(r.ports, portRange{uint16(f), uint16(l)})
+	return nil
+}
+
+func (r *rule) protocol(n *yaml.Node) error {
+	switch p := Protocol(n.Value); p {
+	case TCP, UDP:
+		r.protocols = append(r.protocols, p)
+		return nil
+	default:
+		return fmt.Errorf("%q is neither tcp nor udp", n.Value)
+	}
+}
+
+func (r *rule) method(n *yaml.Node) error {
+	if !validMethod(n.Value) {
+		return fmt.Errorf("%q is no method of HTTP in upper case", n.Value)
+	}
+	r.methods = append(r.methods, n.Value)
+	return nil
+}
+
+// validMethod accepts upper-case letters and hyphens. Methods are case-sensitive, and servers that
+// take "get" for GET would read another one than the rule.
+func validMethod(s string) bool {
+	return s != "" && len(s) <= 32 && strings.Trim(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZ-") == ""
+}
+
+func (r *rule) path(n *yaml.Node) error {
+	p, err := parsePathPattern(n.Value)
+	if err != nil {
+		return err
+	}
+	r.paths = append(r.paths, p)
+	return nil
+}

@@ -1,0 +1,48 @@
+package libct
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/seccomp"
+)
+
+// Enforced says that a crash starts nothing only where the limit of 1 byte can be had, has an effect
+// and stays.
+func TestCoresAreJudged(t *testing.T) {
+	ours, err := seccomp.Plan(seccomp.Default(), seccomp.AMD64, seccomp.Abilities{Actions: []string{"allow", "errno"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := *ours
+	open.Syscalls = append([]specs.LinuxSyscall{{Names: []string{"prlimit64"}, Action: specs.ActAllow}}, ours.Syscalls...)
+	for name, tc := range map[string]struct {
+		pattern string
+		limit   uint64
+		filter  *specs.LinuxSeccomp
+		want    string
+		missing string
+	}{
+		"a file":                      {"core", 0, ours, api.CoresNone, ""},
+		"a program":                   {"|/usr/lib/systemd/systemd-coredump %P", unix.RLIM_INFINITY, ours, api.CoresNone, ""},
+		"a program, and the typical":  {"|/h", 1, nil, api.CoresNone, ""},
+		"a program, no limit":         {"|/h", 0, ours, api.CoresHost, "LimitCORE"},
+		"a program, an open filter":   {"|/h", 1, &open, api.CoresHost, "prlimit64"},
+		"a service":                   {"@/run/cores", unix.RLIM_INFINITY, ours, api.CoresHost, "core_pattern=core"},
+		"a service that is asked":     {"@@/run/cores", unix.RLIM_INFINITY, ours, api.CoresHost, "core_pattern=core"},
+		"a file, and an open filter ": {"/var/cores/%p", unix.RLIM_INFINITY, &open, api.CoresNone, ""},
+	} {
+		host := Host{Core: tc.limit, CorePattern: tc.pattern}
+		got, missing := host.cores(tc.filter)
+		if got != tc.want || !strings.Contains(missing, tc.missing) || (missing == "") != (tc.want == api.CoresNone) {
+			t.Errorf("%s: %q, %q", name, got, missing)
+		}
+		if limit := coreLimit(&host); limit.Hard != min(1, tc.limit) || limit.Soft != limit.Hard {
+			t.Errorf("%s: %+v", name, limit)
+		}
+	}
+}

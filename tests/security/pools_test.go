@@ -1,0 +1,189 @@
+package security
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+// Every file system in memory that a sandbox can write to has a ceiling on bytes and on files: an
+// empty file takes the kernel's memory and none of the size. Files are refused at the ceiling.
+func TestFileSystemsInMemoryAreBounded(t *testing.T) {
+	testenv.RequireUserNS(t)
+	const mostFiles = 131072 // of hardened's /work, which has 512 MiB
+	d := harness.Start(t, harness.Options{})
+	for _, profile := range profiles(t, d) {
+		s := d.Create(t, api.CreateSandbox{Profile: profile})
+		seen := 0
+		for line := range strings.Lines(s.Sh(t, `while read -r _ at kind options _; do
+			case $kind,$options in tmpfs,rw*) echo "$at $(stat -f -c '%c %b' "$at")";; esac; done </proc/self/mounts`)) {
+			var at string
+			var files, blocks int64
+			if _, err := fmt.Sscan(line, &at, &files, &blocks); err != nil {
+				t.Fatalf("%s: %q: %v", profile, line, err)
+			}
+			if seen++; files == 0 || files > mostFiles || blocks == 0 {
+				t.Errorf("%s: %s may have %d files and %d blocks", profile, at, files, blocks)
+			}
+		}
+		if want := map[string]int{"default": 2, "hardened": 6}[profile]; seen != want {
+			t.Errorf("%s: %d file systems in memory, want %d", profile, seen, want)
+		}
+		if got := s.Sh(t, `i=0; cd /dev/shm; while [ $i -lt 20000 ] && true >f$i; do i=$((i+1)); done 2>/dev/null; echo $i`); got != "16383\n" {
+			t.Errorf("%s: %s files are made in /dev/shm", profile, strings.TrimSpace(got))
+		}
+	}
+}
+
+// All sandboxes and other users of a host have some thousand terminals together, of which one takes
+// 64. A neighbour gets one meanwhile.
+func TestTerminalsOfASandboxAreBounded(t *testing.T) {
+	testenv.RequireUserNS(t)
+	d := harness.Start(t, harness.Options{})
+	s, neighbour := d.Create(t, api.CreateSandbox{}), d.Create(t, api.CreateSandbox{})
+	const script = `n=0; while exec {fd}<>/dev/ptmx; do n=$((n+1)); done 2>/dev/null; echo $n`
+	if got := s.Exec(t, api.ExecRequest{Argv: []string{"bash", "-c", script}}); got.Stdout != "64\n" {
+		t.Errorf("%+v: %s terminals %s", got.Exit, strings.TrimSpace(got.Stdout), got.Stderr)
+	}
+	if got := neighbour.Exec(t, api.ExecRequest{Argv: []string{"tty"}, TTY: true}); got.Exit.Code != 0 || !strings.HasPrefix(got.Stdout, "/dev/pts/") {
+		t.Errorf("a neighbour's terminal: %+v %s", got.Exit, got.Stdout)
+	}
+}
+
+// The daemon's own limits are not those of programs: they have none of its real-time priorities and
+// little locked memory.
+func TestLimitsAreNotTheDaemons(t *testing.T) {
+	testenv.RequireUserNS(t)
+	if os.Geteuid() == 0 {
+		for _, limit := range []struct{ of, to int }{{unix.RLIMIT_RTPRIO, 50}, {unix.RLIMIT_NICE, 30}, {unix.RLIMIT_MEMLOCK, 1 << 30}} {
+			var before unix.Rlimit
+			if err := unix.Getrlimit(limit.of, &before); err != nil {
+				t.Fatal(err)
+			}
+			more := unix.Rlimit{Cur: uint64(limit.to), Max: max(before.Max, uint64(limit.to))}
+			if err := unix.Setrlimit(limit.of, &more); err != nil {
+				t.Logf("the daemon's limit %d stays %d: %v", limit.of, before.Max, err) // root of a container
+				continue
+			}
+			t.Cleanup(func() { _ = unix.Setrlimit(limit.of, &before) })
+		}
+	}
+	d := harness.Start(t, harness.Options{})
+	for _, profile := range profiles(t, d) {
+		s := d.Create(t, api.CreateSandbox{Profile: profile})
+		limits := make(map[string]int)
+		for line := range strings.Lines(s.Sh(t, "cat /proc/self/limits")) {
+			if fields := strings.Fields(strings.TrimPrefix(line, "Max ")); len(fields) > 3 {
+				n, err := strconv.Atoi(fields[len(fields)-2])
+				if fields[len(fields)-1] == "us" || err != nil { // nice and realtime priority have no unit
+					n, err = strconv.Atoi(fields[len(fields)-1])
+				}
+				if err == nil {
+					limits[fields[0]+" "+fields[1]] = n
+				}
+			}
+		}
+		if n, ok := limits["locked memory"]; !ok || n > 64<<10 {
+			t.Errorf("%s: locked memory: %d bytes, %v", profile, n, limits)
+		}
+		for _, name := range []string{"nice priority", "realtime priority"} {
+			if n, ok := limits[name]; !ok || n != 0 {
+				t.Errorf("%s: %s: %d, %v", profile, name, n, limits)
+			}
+		}
+	}
+}
+
+// System V IPC, which outlives its programs, has small ceilings in a sandbox.
+func TestSystemVIPCIsBounded(t *testing.T) {
+	testenv.RequireUserNS(t)
+	d := harness.Start(t, harness.Options{})
+	s := d.Create(t, api.CreateSandbox{})
+	for _, missing := range s.Enforced.Missing {
+		if strings.Contains(missing, "System V IPC") {
+			t.Skip(missing)
+		}
+	}
+	for kind, script := range map[string]string{"shared memory": "-M 1", "queues": "-Q", "semaphores": "-S 1"} {
+		got := s.Sh(t, "n=0; while [ $n -lt 300 ] && ipcmk "+script+" >/dev/null 2>&1; do n=$((n+1)); done; echo $n")
+		if got != "256\n" {
+			t.Errorf("%s: %s are made", kind, strings.TrimSpace(got))
+		}
+	}
+	if got := s.Sh(t, "ipcmk -M $((3<<30)) 2>/dev/null || echo refused"); got != "refused\n" { // the limit of memory is 2 GiB
+		t.Errorf("shared memory beyond the limit of memory: %s", got)
+	}
+}
+
+// A crash in a sandbox starts no program of the host, though its core_pattern is a pipe: neither
+// after a program has set its own limit of cores to 0. The control is a crash on the host. The
+// pattern is the whole machine's, so this is for machines of the test bed.
+func TestCrashStartsNothing(t *testing.T) {
+	cmdline, err := os.ReadFile("/proc/cmdline")
+	if err != nil || !strings.Contains(string(cmdline), "testbed.") {
+		t.Skip("kernel.core_pattern is set on machines of the test bed only")
+	}
+	testenv.RequireRoot(t)
+	dir, err := os.MkdirTemp("/tmp", "cores")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	helper, said := filepath.Join(dir, "h"), filepath.Join(dir, "said")
+	script := "#!/bin/sh\n/bin/cat >/dev/null\necho \"$1\" >>" + said + "\n"
+	if err := os.WriteFile(helper, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// With a limit of helpers the kernel waits for each before its crash is over.
+	for name, value := range map[string]string{"core_pattern": "|" + helper + " %e", "core_pipe_limit": "16"} {
+		path := "/proc/sys/kernel/" + name
+		before, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.WriteFile(path, before, 0o644) })
+	}
+	crash := func(run func(script string)) {
+		run("cp \"$(command -v sleep)\" /tmp/crasher; for i in 1 2 3; do /tmp/crasher 1000 & kill -SEGV $!; wait $! || :; done; rm /tmp/crasher")
+	}
+	started := func() int {
+		text, err := os.ReadFile(said)
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		return strings.Count(string(text), "\n") // of any name: a shell that is killed before it executes has its own
+	}
+	crash(func(script string) {
+		if out, err := exec.CommandContext(t.Context(), "sh", "-c", "ulimit -c 0; "+script).CombinedOutput(); err != nil {
+			t.Fatalf("control: %v: %s", err, out)
+		}
+	})
+	if n := started(); n != 3 {
+		t.Fatalf("control: %d programs were started for three crashes on the host", n)
+	}
+	d := harness.Start(t, harness.Options{Args: []string{"--require=nocorepipe"}})
+	for _, profile := range profiles(t, d) {
+		s := d.Create(t, api.CreateSandbox{Profile: profile})
+		if s.Enforced.Cores != api.CoresNone {
+			t.Errorf("%s: enforced.cores is %q", profile, s.Enforced.Cores)
+		}
+		crash(func(script string) { s.Sh(t, script) })
+		crash(func(script string) { s.Sh(t, "ulimit -c 0; "+script) })
+	}
+	if n := started(); n != 3 {
+		t.Errorf("%d programs were started for crashes in sandboxes", n-3)
+	}
+}
