@@ -270,8 +270,8 @@ func heldParts(records []*store.Record, held map[string][]string) map[string]boo
 	return parts
 }
 
-// ownBytes returns the bytes of the tenant's objects that the choice removes. Whether the disk loses
-// them depends on the other tenants, which the number of freed bytes would tell of.
+// ownBytes returns the bytes of the tenant's objects that the choice removes. Whether the disk
+// loses them depends on the other tenants, which the number of freed bytes would tell of.
 func (s *Service) ownBytes(records []*store.Record, steps []*store.Step, snapshots []*Snapshot, held map[string][]string, chosen *choice) (int64, error) {
 	sizes, err := s.store.LayerSizes()
 	if err != nil {
@@ -467,10 +467,10 @@ func (s *Service) Tag(ctx context.Context, source, target string) (*Image, error
 	return s.image(&tagged)
 }
 
-// Enforce keeps to the limit of bytes. It removes cached build steps first, and then images with all
-// the names that their tenant has for them: the least recently used of the tenant with most bytes,
-// so that a tenant with many evicts no smaller one's. It keeps images with holders. An image is used
-// when one of its names is. When ctx ends, the next Open removes the remaining trees.
+// Enforce keeps to the limit of bytes. It removes cached build steps first, and then images with
+// all the names that their tenant has for them: the least recently used of the tenant with most
+// bytes, so that a tenant with many evicts no smaller one's. It keeps images with holders. An image
+// is used when one of its names is. When ctx ends, the next Open removes the remaining trees.
 func (s *Service) Enforce(ctx context.Context) error {
 	if s.opts.Limit <= 0 {
 		return nil

@@ -14,10 +14,10 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Verify checks everything that is stored for any tenant. Every blob must have its digest and size. Every layer's blob
-// must unpack to the diff id in the image's configuration. Every tree must pass [layer.Compare].
-// The layers of cached build steps are checked too. Trees of images that are being removed or
-// replaced may be reported as damaged.
+// Verify checks everything that is stored for any tenant. Every blob must have its digest and size.
+// Every layer's blob must unpack to the diff id in the image's configuration. Every tree must pass
+// [layer.Compare]. The layers of cached build steps are checked too. Trees of images that are being
+// removed or replaced may be reported as damaged.
 func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
 	out := api.ImagesVerified{Problems: []api.ImageProblem{}}
 	records, err := s.store.List()

@@ -35,7 +35,8 @@ func (t *taken) add(o taken) {
 }
 
 // admit fails if there is no room for limits of a sandbox of the tenant. Except is a sandbox that
-// these replace the limits of, claimed the warm sandbox that is taken; both may be nil. It needs mu.
+// these replace the limits of, claimed the warm sandbox that is taken; both may be nil. It needs
+// mu.
 func (s *Supervisor) admit(tenant string, limits *api.Limits, except *sandbox, claimed func(*warmSandbox) bool) error {
 	room := s.opts.Room
 	if room.Memory <= 0 && room.Pids <= 0 {

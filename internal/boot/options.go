@@ -26,20 +26,20 @@ type Options struct {
 	Socket     string
 	LogLevel   slog.Level
 	// Require lists the layers of enforcement that the host must have: "cgroup", "ids", "landlock",
-	// "nocorepipe", "subids".
-	// The daemon does not start if one is missing or its name is unknown.
+	// "nocorepipe", "subids". The daemon does not start if one is missing or its name is unknown.
 	Require []string
-	// MultiTenant serves users of this host as tenants: those of Tenants, a list of uids or names of
-	// users, or @GROUP. The daemon does not start where the host would not keep them apart.
+	// MultiTenant serves users of this host as tenants: those of Tenants, a list of uids or names
+	// of users, or @GROUP. The daemon does not start where the host would not keep them apart.
 	MultiTenant bool
 	Tenants     string
-	// Memory, in bytes, and Pids are the room for the limits of all sandboxes together, and Overcommit
-	// the ratio of the sum of limits to them. With MultiTenant zero means a part of the host.
+	// Memory, in bytes, and Pids are the room for the limits of all sandboxes together, and
+	// Overcommit the ratio of the sum of limits to them. With MultiTenant zero means a part of the
+	// host.
 	Memory     int64
 	Pids       int64
 	Overcommit float64
-	// DiskReserve is the space that sandboxes, images and snapshots leave free on the disk, in bytes.
-	// Negative means the default.
+	// DiskReserve is the space that sandboxes, images and snapshots leave free on the disk, in
+	// bytes. Negative means the default.
 	DiskReserve int64
 	// DefaultTimeout and DefaultIdleTimeout are for sandboxes that ask for none; greater than zero.
 	DefaultTimeout     time.Duration
@@ -72,8 +72,8 @@ type Options struct {
 	// AgentRuns is the maximum number of hosted agent runs in progress, each of which is a process;
 	// greater than zero.
 	AgentRuns int
-	// AgentAge and AgentLimit are the retention of idle agent runs, by age and by bytes on disk; the
-	// oldest are removed first.
+	// AgentAge and AgentLimit are the retention of idle agent runs, by age and by bytes on disk;
+	// the oldest are removed first.
 	AgentAge   time.Duration
 	AgentLimit int64
 	// AgentInputs lists the directories, without symbolic links, that hosted runs may read below;

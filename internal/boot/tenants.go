@@ -18,8 +18,8 @@ import (
 const (
 	// hostMemory is the least memory that all sandboxes together leave to the host by default.
 	hostMemory = 512 << 20
-	// launcherMemory and launcherPids are what the launcher has beside the room of the sandboxes, in
-	// whose cgroup it is: it unpacks layers there.
+	// launcherMemory and launcherPids are what the launcher has beside the room of the sandboxes,
+	// in whose cgroup it is: it unpacks layers there.
 	launcherMemory = 128 << 20
 	launcherPids   = 256
 	// tenantsWeight is the part of all sandboxes in processor time, of the daemon's 100.
@@ -63,8 +63,8 @@ func atMost(a, b int64) int64 {
 	return a
 }
 
-// planRoom returns the room for the limits of all sandboxes, and the bounds of them and the launcher
-// together. It is pure.
+// planRoom returns the room for the limits of all sandboxes, and the bounds of them and the
+// launcher together. It is pure.
 func planRoom(o *Options, h hostRoom) (runtime.Room, cgroup.Aggregate) {
 	room := runtime.Room{Memory: o.Memory, Pids: o.Pids, Overcommit: o.Overcommit}
 	var all cgroup.Aggregate
@@ -96,7 +96,8 @@ type tenancy struct {
 	all      cgroup.Aggregate
 }
 
-// refusals returns the reasons why tenants would not be kept apart, each with its remedy. It is pure.
+// refusals returns the reasons why tenants would not be kept apart, each with its remedy. It is
+// pure.
 func (t *tenancy) refusals() []string {
 	var why []string
 	add := func(what, remedy string) { why = append(why, what+": "+remedy) }

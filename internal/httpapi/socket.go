@@ -63,9 +63,10 @@ type Socket struct {
 	once    sync.Once
 }
 
-// Listen listens for the daemon's user and the tenants. It replaces a socket that a killed daemon left, and refuses to replace one that is served. A
-// path outside of the runtime directory lies in a directory that exists. Access to that directory
-// is its owner's business; the socket's own mode keeps others out.
+// Listen listens for the daemon's user and the tenants. It replaces a socket that a killed daemon
+// left, and refuses to replace one that is served. A path outside of the runtime directory lies in
+// a directory that exists. Access to that directory is its owner's business; the socket's own mode
+// keeps others out.
 func Listen(ctx context.Context, runtimeDir, path string, tenants Tenants) (_ *Socket, err error) {
 	if err := os.MkdirAll(runtimeDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make runtime directory: %w", err)

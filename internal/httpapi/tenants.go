@@ -98,8 +98,8 @@ func (t Tenants) mode() uint32 {
 	return 0o600
 }
 
-// SocketRefused returns the reason why the tenants cannot open a socket at this path, or why another
-// user could take its place; empty if neither holds.
+// SocketRefused returns the reason why the tenants cannot open a socket at this path, or why
+// another user could take its place; empty if neither holds.
 func (t Tenants) SocketRefused(path string) string {
 	dir := filepath.Dir(path)
 	for at := dir; ; at = filepath.Dir(at) {
@@ -159,7 +159,7 @@ func peerGroups(c *net.UnixConn) (groups []uint32, err error) {
 		if cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil {
 			return
 		}
-		// x/sys has no call for this option. Nobody is in more groups than the kernel's NGROUPS_MAX.
+		// x/sys has no call for this option. The list has room for the kernel's NGROUPS_MAX.
 		list := make([]uint32, 1<<16)
 		size := uint32(4 * len(list)) //nolint:gosec // G115: 256 KiB
 		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,

@@ -35,8 +35,8 @@ func openDir(t *testing.T) string {
 	return dir
 }
 
-// dialAs connects with the credentials of another user, which has a number and perhaps no name. They
-// belong to a thread, which must not be used again.
+// dialAs connects with the credentials of another user, which has a number and perhaps no name.
+// They belong to a thread, which must not be used again.
 func dialAs(socket string, uid, gid uint32, groups ...uint32) (net.Conn, error) {
 	type result struct {
 		conn net.Conn

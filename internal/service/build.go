@@ -38,8 +38,8 @@ const (
 	buildHost = "build"
 )
 
-// buildSlots holds the semaphores of the builds under way, one for each tenant: a tenant whose builds
-// take hours keeps no other one waiting.
+// buildSlots holds the semaphores of the builds under way, one for each tenant: a tenant whose
+// builds take hours keeps no other one waiting.
 type buildSlots struct {
 	mu       sync.Mutex
 	byTenant map[string]chan struct{}

@@ -113,7 +113,8 @@ type quota struct {
 	parts int
 }
 
-// execsQuota returns the quota of a tenant: all of the room for the daemon's own, and else its part.
+// execsQuota returns the quota of a tenant: all of the room for the daemon's own, and else its
+// part.
 func (s *core) execsQuota(tenant string) quota {
 	if tenant == "" {
 		return quota{own: s.supervisor.IDs(tenant), parts: 1}
@@ -611,7 +612,8 @@ func (x *Execution) collect() {
 	}
 	rec.EndedAt = time.Now().UTC()
 	x.conclude(rec)
-	// A storeDescriptors under way has the descriptors still; a later one sees that the exec has ended.
+	// A storeDescriptors under way has the descriptors still; a later one sees that the exec has
+	// ended.
 	x.keeping.Lock()
 	_ = x.guest.Close() // always nil
 	x.log.closeRelay()

@@ -336,9 +336,9 @@ func (s *core) readLayer(ctx context.Context, source rootfs.Source, holes bool, 
 	return layer.Result(result), err
 }
 
-// verifySnapshots reads every layer of a snapshot of any tenant and compares it with its state when it was taken:
-// content, owners, modes, times, extended attributes and deletions. There is no other copy to
-// compare it with.
+// verifySnapshots reads every layer of a snapshot of any tenant and compares it with its state when
+// it was taken: content, owners, modes, times, extended attributes and deletions. There is no other
+// copy to compare it with.
 func (s *API) verifySnapshots(ctx context.Context, out *api.ImagesVerified) error {
 	tenants, err := s.own.Tenants()
 	if err != nil {
