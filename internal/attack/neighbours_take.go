@@ -61,8 +61,7 @@ func closedTo(profiles []string, r Resource) Resource {
 func refused(name string, pool Pool, bound int, empty []string, take func(bound int) (int, error)) Resource {
 	return Resource{
 		Name: name, Pool: pool, Bound: bound, Empty: empty, Want: want(Filter), take: take,
-		// On a host without huge pages a refusal and an empty pool look alike; limits.TestNeighboursOfEmptyPools
-		// has some.
+		// On a host without huge pages a refusal and an empty pool look alike.
 		Refused: []string{"ENOPROTOOPT", "EINVAL", "ENOMEM"},
 	}
 }

@@ -17,11 +17,11 @@ import (
 
 // Ranges hands out the ranges of host ids, one to each running sandbox.
 //
-// Files on disk belong to one range, whoever has made them. A sandbox sees them through mounts that
-// map that range to its own. The mounts come from the daemon's broker, one pair for each range,
-// when all ranges that have some are taken; they stay for the launcher's life. They are attached in a
-// mount namespace of their own, in which one thread works: each start of a sandbox copies the
-// launcher's mount namespace, which must not grow with the number of ranges.
+// Files on disk belong to one range, whatever process made them. A sandbox sees them through mounts
+// that map that range to its own. The mounts come from the daemon's broker, one pair for each
+// range, when all ranges that have some are taken; they stay for the launcher's life. They are
+// attached in a mount namespace of their own, in which one thread works: each start of a sandbox
+// copies the launcher's mount namespace, which must not grow with the number of ranges.
 type Ranges struct {
 	disk   []idmap.Range // the range of files, in the launcher's ids
 	count  int           // number of ranges; 0: all sandboxes share that of the files
@@ -204,8 +204,10 @@ func attachRange(number int, mounts []*os.File) (err error) {
 		if err != nil {
 			for _, name := range rangeDirs {
 				_ = unix.Unmount(filepath.Join(at, name), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // if it came that far
+				_ = unix.Rmdir(filepath.Join(at, name))
 			}
-			err = errors.Join(err, os.RemoveAll(at))
+			// Not RemoveAll: if a mount stayed, it would empty the directory of all layers.
+			err = errors.Join(err, unix.Rmdir(at))
 		}
 	}()
 	for i, name := range rangeDirs {

@@ -26,7 +26,8 @@ import (
 //   - In a sandbox's namespace each user has half of that again, so that none takes all of it. A
 //     program that may become several users (CAP_SETUID) is held by the first ceiling alone.
 //
-// Pending signals with POSIX timers, and the bytes of POSIX message queues, are counted alike.
+// Pending signals with POSIX timers, the bytes of POSIX message queues, and locked memory are
+// counted alike.
 // There the ceiling of a namespace for all below is the resource limit of its creator (ucounts
 // since Linux 5.14), and each process has one of its own.
 //
@@ -67,7 +68,11 @@ var closed = []string{"user", "pid", "net", "ipc", "cgroup", "time"}
 // sharedLimits are resource limits that are counted in this way, with the largest useful value for
 // a program: a hundred thousand timers take the kernel so long to remove that other processes wait
 // for it.
-var sharedLimits = []configs.Rlimit{{Type: unix.RLIMIT_SIGPENDING, Hard: 1024}, {Type: unix.RLIMIT_MSGQUEUE, Hard: 256 << 10}}
+var sharedLimits = []configs.Rlimit{
+	{Type: unix.RLIMIT_SIGPENDING, Hard: 1024},
+	{Type: unix.RLIMIT_MSGQUEUE, Hard: 256 << 10},
+	{Type: unix.RLIMIT_MEMLOCK, Hard: maxLocked},
+}
 
 // limitsOfAll plans those of the launcher, from the host's. It is pure.
 func limitsOfAll(host []configs.Rlimit) []configs.Rlimit {

@@ -18,16 +18,17 @@ func TestCeilingsAreParts(t *testing.T) {
 	if d := cmp.Diff([]ceiling{{Name: "user/max_inotify_instances", Most: 2}, {Name: "user/max_inotify_watches", Most: 1 << 29}}, ofOne(host, 1<<30, true)[:2]); d != "" {
 		t.Errorf("of one (-want +got):\n%s", d)
 	}
-	limit := func(signals, bytes uint64) []configs.Rlimit {
+	limit := func(signals, bytes, locked uint64) []configs.Rlimit {
 		return []configs.Rlimit{
 			{Type: unix.RLIMIT_SIGPENDING, Hard: signals, Soft: signals}, {Type: unix.RLIMIT_MSGQUEUE, Hard: bytes, Soft: bytes},
+			{Type: unix.RLIMIT_MEMLOCK, Hard: locked, Soft: locked},
 		}
 	}
 	const infinite = unix.RLIM_INFINITY
 	for _, tc := range []struct{ host, all, one []configs.Rlimit }{
-		{limit(1000, 819200), limit(500, 409600), limit(250, 204800)},
-		{limit(15000, 0), limit(7500, 0), limit(1024, 0)},
-		{limit(infinite, infinite), limit(infinite/2, infinite/2), limit(1024, 256<<10)},
+		{limit(1000, 819200, 200000), limit(500, 409600, 100000), limit(250, 204800, 50000)},
+		{limit(15000, 0, 8<<20), limit(7500, 0, 4<<20), limit(1024, 0, 64<<10)},
+		{limit(infinite, infinite, infinite), limit(infinite/2, infinite/2, infinite/2), limit(1024, 256<<10, 64<<10)},
 	} {
 		if d := cmp.Diff(tc.all, limitsOfAll(tc.host)); d != "" {
 			t.Errorf("of all, of %v (-want +got):\n%s", tc.host, d)

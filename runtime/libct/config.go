@@ -28,7 +28,6 @@ type Host struct {
 	Nproc       uint64           // and its RLIMIT_NPROC
 	Core        uint64           // and its RLIMIT_CORE
 	CorePattern string           // the sysctl kernel.core_pattern
-	Memlock     uint64           // and its RLIMIT_MEMLOCK
 	IPC         bool             // the ceilings of an IPC namespace can be set by its root
 	Landlock    int              // its version, where sandboxes can be held by it; 0: they cannot
 	Missing     []string         // wishes of the defaults that the host does not fulfil
@@ -135,9 +134,7 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 		coreLimit(host),
 		{Type: unix.RLIMIT_NOFILE, Hard: nofile, Soft: nofile},
 		{Type: unix.RLIMIT_FSIZE, Hard: maxFile, Soft: maxFile},
-		// What follows would be inherited from the daemon. Locked memory is not swapped out; memory in
-		// front of others' and real-time priorities take processors from all of the host.
-		{Type: unix.RLIMIT_MEMLOCK, Hard: min(maxLocked, host.Memlock), Soft: min(maxLocked, host.Memlock)},
+		// These would be inherited from the daemon, and take processors from all of the host.
 		{Type: unix.RLIMIT_NICE},
 		{Type: unix.RLIMIT_RTPRIO},
 	}

@@ -46,7 +46,7 @@ func testHost() *Host {
 	return &Host{
 		IDs:      []idmap.Range{{Inside: 0, Outside: 1, Size: 65536}},
 		Landlock: 7, Cgroup: true, Controllers: []string{"cpu", "cpuset", "io", "memory", "pids"}, Nofile: 1 << 20, Nproc: 1 << 15,
-		Core: unix.RLIM_INFINITY, Memlock: 8 << 20,
+		Core:   unix.RLIM_INFINITY,
 		given:  []ceiling{{Name: "user/max_inotify_instances", Most: 128}, {Name: "user/max_inotify_watches", Most: 65536}},
 		limits: []configs.Rlimit{{Type: unix.RLIMIT_SIGPENDING, Hard: 15000}, {Type: unix.RLIMIT_MSGQUEUE, Hard: 819200}},
 		Files: []string{

@@ -98,10 +98,6 @@ func Open(host Host, ranges *launcher.Ranges) (*Engine, error) {
 		return nil, fmt.Errorf("read own limit of processes: %w", err)
 	}
 	host.Nproc = limit.Max
-	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
-		return nil, fmt.Errorf("read own limit of locked memory: %w", err)
-	}
-	host.Memlock = limit.Max
 	if err := unix.Getrlimit(unix.RLIMIT_CORE, &limit); err != nil {
 		return nil, fmt.Errorf("read own limit of cores: %w", err)
 	}
