@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -202,7 +201,7 @@ func neighbours(args []string) (code int, handled bool) {
 			return code, true
 		}
 		for os.Getenv(envControl) == "" {
-			time.Sleep(time.Hour) // hold it until killed
+			_, _ = unix.Poll(nil, -1) // hold it until killed
 		}
 		return 0, true
 	case len(args) == 2 && args[0] == "control":
@@ -399,17 +398,6 @@ func wantOf(pool Pool, unit int64, size func() int64) func(Setting) string {
 			of = size()
 		}
 		return s.bounds(pool, unit, of)
-	}
-}
-
-// readLimit returns a Ceiling that is a resource limit.
-func readLimit(resource int) func() (int64, string) {
-	return func() (int64, string) {
-		var l unix.Rlimit
-		if err := unix.Getrlimit(resource, &l); err != nil || l.Cur > math.MaxInt32 {
-			return 0, Nothing
-		}
-		return int64(l.Cur), Limits
 	}
 }
 

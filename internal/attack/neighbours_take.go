@@ -127,7 +127,7 @@ func buffers() []Resource {
 			if err != nil {
 				return err
 			}
-			return fillFile(fd, 1<<20)
+			return fillFile(fd)
 		})),
 		memory("unix-sockets", 16, until(func(int) error { return fullPair() })),
 		memory("netlink-sockets", 200, one(func() (int, error) { return unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0) })),
@@ -312,7 +312,7 @@ func places() []Resource {
 			if err := unix.Unlink("/dev/shm/taken-" + strconv.Itoa(i)); err != nil {
 				return err
 			}
-			return fillFile(fd, 1<<20)
+			return fillFile(fd)
 		})},
 		{Name: "tmpfs-inodes", Pool: OfMemory, Bound: 2000, Empty: []string{"ENOMEM"}, Stops: map[string]string{"ENOSPC": MountOptions}, Want: want(MountOptions), Ceiling: readOption("tmpfs", "nr_inodes"), take: inodes("/dev/shm")},
 		{Name: "dentries", Pool: OfNothing, Bound: 2000, Want: want(Endless), take: until(func(i int) error {
@@ -329,14 +329,14 @@ func places() []Resource {
 			if err := unix.Fallocate(fd, 0, 0, 1<<20); !errors.Is(err, unix.EOPNOTSUPP) {
 				return err
 			}
-			return fillFile(fd, 1<<20)
+			return fillFile(fd)
 		})},
 		{Name: "dirty-pages", Pool: OfDisk, Bound: 8, Empty: []string{"ENOSPC"}, Stops: readOnly, Want: disk, take: until(func(i int) error {
 			fd, err := diskFile("dirty-" + strconv.Itoa(i))
 			if err != nil {
 				return err
 			}
-			return fillFile(fd, 1<<20)
+			return fillFile(fd)
 		})},
 		{Name: "disk-inodes", Pool: OfDisk, Bound: 500, Empty: []string{"ENOSPC"}, Stops: readOnly, Want: disk, take: inodes("")},
 	}
@@ -485,14 +485,15 @@ func touched(size int) error {
 	return nil
 }
 
-func fillFile(fd, size int) error {
+// fillFile writes a MiB.
+func fillFile(fd int) error {
 	zeros := make([]byte, 64<<10)
-	for size > 0 {
+	for left := 1 << 20; left > 0; {
 		n, err := unix.Write(fd, zeros)
 		if err != nil {
 			return err
 		}
-		size -= n
+		left -= n
 	}
 	return nil
 }

@@ -74,7 +74,9 @@ func pools() []Attack {
 		}},
 	}
 	for _, file := range []struct{ name, path string }{
-		{"command-line", "/proc/cmdline"}, {"disk-activity", "/proc/diskstats"}, {"pressure", "/proc/pressure/cpu"},
+		{"command-line", "/proc/cmdline"},
+		{"disk-activity", "/proc/diskstats"},
+		{"pressure", "/proc/pressure/cpu"},
 		{"pressure-memory", "/proc/pressure/memory"},
 	} {
 		all = append(all, Attack{"read-" + file.name, Masked, func() error { return read(file.path) }})

@@ -159,7 +159,7 @@ func immutableFile() error {
 	if err != nil {
 		return err
 	}
-	defer unix.Unlink(name)
+	defer func() { _ = unix.Unlink(name) }()
 	defer unix.Close(fd)
 	const immutable = 0x10 // FS_IMMUTABLE_FL
 	if err := unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, immutable); err != nil {
@@ -173,7 +173,7 @@ func giveAway() error {
 	if err != nil {
 		return err
 	}
-	defer unix.Unlink(name)
+	defer func() { _ = unix.Unlink(name) }()
 	defer unix.Close(fd)
 	return unix.Fchown(fd, 100000, 100000)
 }

@@ -1,7 +1,6 @@
 package boot
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -38,7 +37,7 @@ func measureHost(subtree cgroup.Subtree) (hostRoom, error) {
 	if err := unix.Sysinfo(&info); err != nil {
 		return hostRoom{}, fmt.Errorf("read the host's memory: %w", err)
 	}
-	h := hostRoom{memory: int64(info.Totalram) * int64(info.Unit)} //nolint:gosec,unconvert // G115: no host has 8 EiB; 32-bit hosts have narrower fields
+	h := hostRoom{memory: int64(info.Totalram) * int64(info.Unit)} //nolint:gosec // G115: no host has 8 EiB
 	for _, file := range []string{"/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"} {
 		data, err := os.ReadFile(file)
 		if err != nil {
@@ -142,11 +141,11 @@ func (t *tenancy) check() error {
 	if why == nil {
 		return nil
 	}
-	text := "--multi-tenant: this host would not keep tenants apart, or from the daemon:"
-	for i, w := range why { // errors are shown in one line
-		text += fmt.Sprintf(" (%d) %s.", i+1, w)
+	var text strings.Builder // errors are shown in one line
+	for i, w := range why {
+		fmt.Fprintf(&text, " (%d) %s.", i+1, w)
 	}
-	return errors.New(text)
+	return fmt.Errorf("--multi-tenant: this host would not keep tenants apart, or from the daemon:%s", text.String())
 }
 
 // parseTenants reads the options of tenants. Without --multi-tenant there are none.

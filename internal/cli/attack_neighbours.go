@@ -327,10 +327,10 @@ func (w *street) take(ctx context.Context, r *attack.Resource) (got attack.Taken
 	case line := <-lines:
 		if err := json.Unmarshal([]byte(line), &got); err != nil {
 			cancel()
-			<-ended
+			_ = <-ended // it was cancelled
 			return got, nil, fmt.Errorf("the program printed %q: %w", line, err)
 		}
-		return got, func() { cancel(); <-ended }, nil
+		return got, func() { cancel(); _ = <-ended }, nil
 	case err := <-ended:
 		cancel()
 		if exit.OOM {
@@ -430,7 +430,7 @@ func (w *street) onHost(ctx context.Context, uid int, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	// The other user need not reach the directory of the program.
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", attack.ProbeResources()...)
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", attack.ProbeResources()...) //nolint:gosec // G204: constants
 	cmd.Dir, cmd.Env = "/", []string{}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if uid != os.Geteuid() {

@@ -72,7 +72,7 @@ func parseID(text string) (uint32, error) {
 	if err == nil && uint32(n) == unknownUID {
 		err = errors.New("no id")
 	}
-	return uint32(n), err //nolint:gosec // G115: 32 bits
+	return uint32(n), err
 }
 
 // any reports whether there may be a tenant.

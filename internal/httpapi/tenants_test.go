@@ -24,12 +24,12 @@ import (
 // openDir returns a directory that every user of the host may search.
 func openDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "sandboxd-tenants")
+	dir, err := os.MkdirTemp("/tmp", "sandboxd-tenants") //nolint:usetesting // other users cannot search t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // G302: that is the point
+	if err := os.Chmod(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -114,10 +114,24 @@ func TestTenantsOfTheHost(t *testing.T) {
 				method, path string
 				body         any
 			}{
-				{"GET", "", nil}, {"DELETE", "", nil}, {"PATCH", "", api.UpdateSandbox{Timeout: 5}}, {"POST", "/stop", api.StopSandbox{}}, {"POST", "/pause", nil},
-				{"POST", "/exec", api.ExecRequest{Argv: []string{"true"}}}, {"GET", "/execs", nil}, {"GET", "/stats", nil}, {"GET", "/logs", nil}, {"GET", "/wait", nil},
-				{"GET", "/files?path=/etc/passwd", nil}, {"GET", "/list?path=/", nil}, {"GET", "/diff", nil}, {"GET", "/archive?path=/", nil}, {"GET", "/processes", nil},
-				{"POST", "/fork", api.ForkSandbox{}}, {"POST", "/snapshots", api.TakeSnapshot{}}, {"GET", "/snapshots", nil},
+				{"GET", "", nil},
+				{"DELETE", "", nil},
+				{"PATCH", "", api.UpdateSandbox{Timeout: 5}},
+				{"POST", "/stop", api.StopSandbox{}},
+				{"POST", "/pause", nil},
+				{"POST", "/exec", api.ExecRequest{Argv: []string{"true"}}},
+				{"GET", "/execs", nil},
+				{"GET", "/stats", nil},
+				{"GET", "/logs", nil},
+				{"GET", "/wait", nil},
+				{"GET", "/files?path=/etc/passwd", nil},
+				{"GET", "/list?path=/", nil},
+				{"GET", "/diff", nil},
+				{"GET", "/archive?path=/", nil},
+				{"GET", "/processes", nil},
+				{"POST", "/fork", api.ForkSandbox{}},
+				{"POST", "/snapshots", api.TakeSnapshot{}},
+				{"GET", "/snapshots", nil},
 			} {
 				got := of.who.Do(call.method, "/v1/sandboxes/"+id+call.path, call.body)
 				none := of.who.Do(call.method, "/v1/sandboxes/zzzzzzzzzzzz"+call.path, call.body)
@@ -159,7 +173,7 @@ func TestTenantsOfAGroup(t *testing.T) {
 		t.Error("a user outside of the group can connect")
 	}
 	// The file's mode is not all that holds: it may be changed.
-	if err := os.Chmod(b.Options.Socket, 0o666); err != nil { //nolint:gosec // G302: that is the point
+	if err := os.Chmod(b.Options.Socket, 0o666); err != nil {
 		t.Fatal(err)
 	}
 	daemontest.Problem(t, as(r, 40003, 40001, 7).Do("GET", "/v1/sandboxes", nil), api.CodeForbidden)
@@ -228,8 +242,15 @@ func TestSocketOfTenants(t *testing.T) {
 		tenants httpapi.Tenants
 		want    string
 	}{
-		{0o711, uids, ""}, {0o755, uids, ""}, {0o1777, uids, ""}, {0o700, uids, "closed to tenants"}, {0o710, uids, "closed to tenants"},
-		{0o710, group, ""}, {0o700, group, "closed to tenants"}, {0o777, uids, "could replace it"}, {0o730, group, "could replace it"},
+		{0o711, uids, ""},
+		{0o755, uids, ""},
+		{0o1777, uids, ""},
+		{0o700, uids, "closed to tenants"},
+		{0o710, uids, "closed to tenants"},
+		{0o710, group, ""},
+		{0o700, group, "closed to tenants"},
+		{0o777, uids, "could replace it"},
+		{0o730, group, "could replace it"},
 	} {
 		if err := os.Chmod(dir, test.mode.Perm()|(test.mode&0o1000)<<11); err != nil {
 			t.Fatal(err)

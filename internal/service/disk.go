@@ -42,7 +42,7 @@ func MeasureDisk(dir string) (Disk, error) {
 	if err := unix.Statfs(dir, &st); err != nil {
 		return Disk{}, fmt.Errorf("measure the disk of %s: %w", dir, err)
 	}
-	size := int64(st.Frsize)
+	size := st.Frsize
 	return Disk{
 		Bytes: int64(st.Blocks) * size, FreeBytes: int64(st.Bavail) * size, //nolint:gosec // G115: no disk has 8 EiB
 		Inodes: int64(st.Files), FreeInodes: int64(st.Ffree), //nolint:gosec // G115: see above

@@ -142,26 +142,26 @@ func userError(rec *runtime.Record, spec string, err error) error {
 		return err
 	}
 	if strings.HasPrefix(ge.Path, "/") {
-		switch ge.Errno {
-		case syscall.EFBIG:
+		switch {
+		case ge.Errno == syscall.EFBIG:
 			return class.Invalidf("the sandbox's %s is larger than %d bytes", ge.Path, maxDatabase)
-		case syscall.EINVAL:
+		case ge.Errno == syscall.EINVAL:
 			return class.Invalidf("read the sandbox's %s: not a regular file, or not one of users", ge.Path)
 		}
 		return fmt.Errorf("read the sandbox's %s: %w", ge.Path, fileError(ge.Path, &guest.Error{Stage: guest.StageOpen, Errno: ge.Errno, Path: ge.Path}))
 	}
-	switch ge.Errno {
-	case syscall.ESRCH:
+	switch {
+	case ge.Errno == syscall.ESRCH:
 		return class.Invalidf("user %q: %w (%s)", spec, user.ErrNoPasswdEntries, looked)
-	case syscall.ENOENT:
+	case ge.Errno == syscall.ENOENT:
 		return class.Invalidf("user %q: %w (%s)", spec, user.ErrNoGroupEntries, looked)
-	case syscall.ERANGE:
+	case ge.Errno == syscall.ERANGE:
 		return class.Invalidf("user %q: an id or a group is too high: the ids of a sandbox end at %d", spec, maxID)
-	case syscall.E2BIG:
+	case ge.Errno == syscall.E2BIG:
 		return class.Invalidf("user %q is in more than %d groups, at most %d are possible", spec, maxGroups, maxGroups)
-	case syscall.EPERM:
+	case ge.Errno == syscall.EPERM:
 		return refuseRoot(spec, rec.Profile)
-	case syscall.EINVAL:
+	case ge.Errno == syscall.EINVAL:
 		return class.Invalidf("user %q: must be name, uid, name:group or uid:gid", class.Clip(spec))
 	}
 	return fmt.Errorf("find user %q: %w", spec, ge.Errno)

@@ -3,6 +3,7 @@ package policy
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 )
 
 // special lists the special-purpose ranges: the registries of RFC 6890 as of 2026, and site-local
@@ -83,10 +84,8 @@ func classify(addr netip.Addr) (kind, string) {
 	if !addr.IsValid() {
 		return never, "invalid"
 	}
-	for _, m := range metadata {
-		if addr == m {
-			return metadataOnly, "metadata"
-		}
+	if slices.Contains(metadata, addr) {
+		return metadataOnly, "metadata"
 	}
 	for _, s := range special {
 		if s.prefix.Contains(addr) {
@@ -126,9 +125,10 @@ func (k kind) openedBy(p netip.Prefix) bool {
 		return false
 	case metadataOnly:
 		return p.IsSingleIP()
-	default:
+	case never:
 		return false
 	}
+	return false
 }
 
 // closed reports whether every address of a prefix is refused whatever the rules say.

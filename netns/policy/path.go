@@ -39,7 +39,7 @@ func ParsePath(s string) (Path, error) {
 			if high < 0 || low < 0 {
 				return Path{}, fmt.Errorf("path with the percent encoding %q", s[i:i+3])
 			}
-			c, encoded = byte(high<<4|low), true
+			c, encoded = byte(high<<4|low), true //nolint:gosec // G115: two digits
 			i += 2
 		}
 		switch {

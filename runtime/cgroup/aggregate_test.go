@@ -17,7 +17,8 @@ func TestAggregateSettings(t *testing.T) {
 		{Aggregate{}, []string{"memory.swap.max=max", "memory.max=max", "pids.max=max", "cpu.weight=100"}, []bool{false, false, false, false}},
 		{
 			Aggregate{Memory: 4096, NoSwap: true, Pids: 7, CPUWeight: 50},
-			[]string{"memory.swap.max=0", "memory.max=4096", "pids.max=7", "cpu.weight=50"}, []bool{false, true, true, true},
+			[]string{"memory.swap.max=0", "memory.max=4096", "pids.max=7", "cpu.weight=50"},
+			[]bool{false, true, true, true},
 		},
 	} {
 		var got []string

@@ -20,7 +20,8 @@ func TestCeilingsAreParts(t *testing.T) {
 	}
 	limit := func(signals, bytes, locked uint64) []configs.Rlimit {
 		return []configs.Rlimit{
-			{Type: unix.RLIMIT_SIGPENDING, Hard: signals, Soft: signals}, {Type: unix.RLIMIT_MSGQUEUE, Hard: bytes, Soft: bytes},
+			{Type: unix.RLIMIT_SIGPENDING, Hard: signals, Soft: signals},
+			{Type: unix.RLIMIT_MSGQUEUE, Hard: bytes, Soft: bytes},
 			{Type: unix.RLIMIT_MEMLOCK, Hard: locked, Soft: locked},
 		}
 	}

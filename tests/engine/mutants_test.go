@@ -189,7 +189,7 @@ func uidOf(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) int {
 				t.Fatal(err)
 			}
 			_, after, _ := strings.Cut(string(status), "\nUid:\t")
-			if uid, err = strconv.Atoi(strings.Fields(after)[0]); err != nil {
+			if uid, err = strconv.Atoi(strings.Fields(after)[1]); err != nil { // effective; the real one is init's own
 				t.Fatal(err)
 			}
 		}

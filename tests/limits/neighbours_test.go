@@ -128,11 +128,12 @@ func TestKernelObjectsAreHeldByTheCgroup(t *testing.T) {
 			got, err := s.TryExec(t.Context(), api.ExecRequest{
 				Argv: append([]string{path}, attack.TakeResource(name, bound)...), Env: []string{"SANDBOXD_ATTACK_CONTROL=yes"}, Timeout: testenv.HungAfter.Seconds(),
 			})
-			if err != nil {
+			switch {
+			case err != nil:
 				t.Logf("the kernel ended all of it for its memory: %v", err)
-			} else if !got.Exit.OOM && !strings.Contains(got.Stdout, `"stopped"`) {
+			case !got.Exit.OOM && !strings.Contains(got.Stdout, `"stopped"`):
 				t.Errorf("it got all: %+v %s %s", got.Exit, got.Stdout, got.Stderr)
-			} else {
+			default:
 				t.Logf("%+v %s", got.Exit, got.Stdout)
 			}
 			if got := neighbour.Sh(t, "echo fine"); got != "fine\n" {

@@ -84,7 +84,7 @@ func (c *tenant) call(method, path string, body, out any) error {
 // as returns the daemon as a user with this number, and without a name, calls it.
 func as(t *testing.T, socket string, uid int) *tenant {
 	t.Helper()
-	tr := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		type result struct {
 			conn net.Conn
 			err  error
@@ -96,7 +96,7 @@ func as(t *testing.T, socket string, uid int) *tenant {
 				done <- result{err: errno}
 				return
 			}
-			conn, err := new(net.Dialer).DialContext(t.Context(), "unix", socket)
+			conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 			done <- result{conn, err}
 		}()
 		r := <-done
@@ -111,12 +111,12 @@ func as(t *testing.T, socket string, uid int) *tenant {
 func TestMultiTenant(t *testing.T) {
 	testenv.RequireRoot(t)
 	testenv.RequireCgroup(t, "memory")
-	dir, err := os.MkdirTemp("/tmp", "sandboxd-tenants") // which every user can search
+	dir, err := os.MkdirTemp("/tmp", "sandboxd-tenants") //nolint:usetesting // other users cannot search t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { harness.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // G302: that is the point
+	t.Cleanup(func() { _ = harness.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
 	socket := filepath.Join(dir, "api.sock")

@@ -134,7 +134,7 @@ func TestCrashStartsNothing(t *testing.T) {
 		t.Skip("kernel.core_pattern is set on machines of the test bed only")
 	}
 	testenv.RequireRoot(t)
-	dir, err := os.MkdirTemp("/tmp", "cores")
+	dir, err := os.MkdirTemp("/tmp", "cores") //nolint:usetesting // the kernel wants a short path
 	if err != nil {
 		t.Fatal(err)
 	}

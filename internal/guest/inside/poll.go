@@ -35,10 +35,10 @@ func takeOwnUser(ids uint32) (uint32, error) {
 	own := ids/2 + rand.Uint32N(ids-ids/2-2) //nolint:gosec // the runtime seeds it by chance, once for each init
 	const same = ^uintptr(0)
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_SETRESUID, uintptr(own), same, same)
-	switch errno {
-	case 0:
+	switch {
+	case errno == 0:
 		return own, nil
-	case unix.EPERM, unix.ENOSYS: // a custom profile refuses the call
+	case errno == unix.EPERM, errno == unix.ENOSYS: // a custom profile refuses the call
 		return 0, nil
 	}
 	return 0, errno

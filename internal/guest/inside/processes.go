@@ -43,7 +43,7 @@ func (s *server) processes(c *conn, pkt guest.Packet, fds []int) error {
 	}
 	defer func() { _ = unix.Close(list) }()
 	if err := c.reply(guest.KindListing, guest.None{}); err != nil {
-		return nil //nolint:nilerr // the daemon is gone
+		return nil // the daemon is gone
 	}
 	told := 0
 	var sent, lack error
@@ -71,7 +71,7 @@ func (s *server) processes(c *conn, pkt guest.Packet, fds []int) error {
 		return sent == nil
 	})
 	if sent != nil {
-		return nil //nolint:nilerr // the daemon is gone, or does not read: no peer is left
+		return nil // the daemon is gone, or does not read: no peer is left
 	}
 	if err := errors.Join(err, lack); err != nil {
 		return fail(guest.StageRead, err, "/proc")

@@ -35,7 +35,7 @@ var foes = map[string]func(args []string) error{
 	"traceme-orphan": func(args []string) error {
 		if len(args) == 2 {
 			for unix.Getppid() != 1 {
-				time.Sleep(time.Millisecond)
+				time.Sleep(time.Millisecond) //nolint:forbidigo // the kernel tells no process of its new parent
 			}
 			if err := traced(); err != nil {
 				return err
@@ -95,8 +95,7 @@ var foes = map[string]func(args []string) error{
 			return err
 		}
 		fmt.Println("prlimit:", unix.Prlimit(1, resource, &limit, nil))
-		time.Sleep(time.Hour)
-		return nil
+		return hold()
 	},
 	"heartbeat": func(args []string) error {
 		f, err := os.OpenFile(args[0], os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
@@ -107,7 +106,7 @@ var foes = map[string]func(args []string) error{
 			if _, err := f.WriteString("."); err != nil {
 				return err
 			}
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) //nolint:forbidigo // a heartbeat
 		}
 	},
 	// Prints what each call about process 1 comes to.
@@ -118,7 +117,14 @@ var foes = map[string]func(args []string) error{
 		return nil
 	},
 	// Uses up the epoll watches of its user, and holds them: each instance watches each eventfd.
-	"watches": func(args []string) error { return useWatches(args) },
+	"watches": useWatches,
+}
+
+// hold never returns.
+func hold() error {
+	for {
+		_, _ = unix.Poll(nil, -1) // signals of the Go runtime end it
+	}
 }
 
 // leave starts this program again in a session of its own, as a child of init.
@@ -259,6 +265,5 @@ func useWatches(args []string) error {
 			break
 		}
 	}
-	time.Sleep(time.Hour)
-	return nil
+	return hold()
 }
