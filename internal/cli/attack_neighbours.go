@@ -301,7 +301,7 @@ func (w *street) try(ctx context.Context, r *attack.Resource, size int64) (*take
 // take starts the program that takes a resource, and returns when it holds it. Release ends it.
 func (w *street) take(ctx context.Context, r *attack.Resource) (got attack.Taken, release func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	lines, ended := make(chan string, 1), make(chan error, 1)
+	lines, ended, done := make(chan string, 1), make(chan error, 1), make(chan struct{})
 	var exit api.Exit
 	go func() {
 		var said bytes.Buffer
@@ -322,15 +322,16 @@ func (w *street) take(ctx context.Context, r *attack.Resource) (got attack.Taken
 			err = fmt.Errorf("the program ended with %+v: %s", end.Exit, &said)
 		}
 		ended <- err
+		close(done)
 	}()
 	select {
 	case line := <-lines:
 		if err := json.Unmarshal([]byte(line), &got); err != nil {
 			cancel()
-			_ = <-ended // it was cancelled
+			<-done
 			return got, nil, fmt.Errorf("the program printed %q: %w", line, err)
 		}
-		return got, func() { cancel(); _ = <-ended }, nil
+		return got, func() { cancel(); <-done }, nil
 	case err := <-ended:
 		cancel()
 		if exit.OOM {

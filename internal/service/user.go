@@ -143,25 +143,25 @@ func userError(rec *runtime.Record, spec string, err error) error {
 	}
 	if strings.HasPrefix(ge.Path, "/") {
 		switch {
-		case ge.Errno == syscall.EFBIG:
+		case errors.Is(ge.Errno, syscall.EFBIG):
 			return class.Invalidf("the sandbox's %s is larger than %d bytes", ge.Path, maxDatabase)
-		case ge.Errno == syscall.EINVAL:
+		case errors.Is(ge.Errno, syscall.EINVAL):
 			return class.Invalidf("read the sandbox's %s: not a regular file, or not one of users", ge.Path)
 		}
 		return fmt.Errorf("read the sandbox's %s: %w", ge.Path, fileError(ge.Path, &guest.Error{Stage: guest.StageOpen, Errno: ge.Errno, Path: ge.Path}))
 	}
 	switch {
-	case ge.Errno == syscall.ESRCH:
+	case errors.Is(ge.Errno, syscall.ESRCH):
 		return class.Invalidf("user %q: %w (%s)", spec, user.ErrNoPasswdEntries, looked)
-	case ge.Errno == syscall.ENOENT:
+	case errors.Is(ge.Errno, syscall.ENOENT):
 		return class.Invalidf("user %q: %w (%s)", spec, user.ErrNoGroupEntries, looked)
-	case ge.Errno == syscall.ERANGE:
+	case errors.Is(ge.Errno, syscall.ERANGE):
 		return class.Invalidf("user %q: an id or a group is too high: the ids of a sandbox end at %d", spec, maxID)
-	case ge.Errno == syscall.E2BIG:
+	case errors.Is(ge.Errno, syscall.E2BIG):
 		return class.Invalidf("user %q is in more than %d groups, at most %d are possible", spec, maxGroups, maxGroups)
-	case ge.Errno == syscall.EPERM:
+	case errors.Is(ge.Errno, syscall.EPERM):
 		return refuseRoot(spec, rec.Profile)
-	case ge.Errno == syscall.EINVAL:
+	case errors.Is(ge.Errno, syscall.EINVAL):
 		return class.Invalidf("user %q: must be name, uid, name:group or uid:gid", class.Clip(spec))
 	}
 	return fmt.Errorf("find user %q: %w", spec, ge.Errno)

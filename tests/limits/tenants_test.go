@@ -134,7 +134,8 @@ func TestMultiTenant(t *testing.T) {
 	t.Cleanup(func() {
 		_ = operator.call(http.MethodPost, "/v1/system/shutdown", api.Shutdown{}, nil)
 		select {
-		case <-exited:
+		case err := <-exited:
+			t.Logf("the daemon ended: %v", err)
 		case <-time.After(testenv.HungAfter):
 			_ = cmd.Process.Signal(syscall.SIGKILL)
 			t.Error("the daemon does not end")

@@ -35,13 +35,13 @@ func takeOwnUser(ids uint32) (uint32, error) {
 	own := ids/2 + rand.Uint32N(ids-ids/2-2) //nolint:gosec // the runtime seeds it by chance, once for each init
 	const same = ^uintptr(0)
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_SETRESUID, uintptr(own), same, same)
-	switch {
-	case errno == 0:
-		return own, nil
-	case errno == unix.EPERM, errno == unix.ENOSYS: // a custom profile refuses the call
+	if errno == unix.EPERM || errno == unix.ENOSYS { // a custom profile refuses the call
 		return 0, nil
 	}
-	return 0, errno
+	if errno != 0 {
+		return 0, errno
+	}
+	return own, nil
 }
 
 // startPoller starts the runtime's poller, which otherwise starts with the first timer or file, and
