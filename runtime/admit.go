@@ -85,7 +85,7 @@ func (s *Supervisor) admit(tenant string, limits *api.Limits, except *sandbox, c
 		part := bound / TenantParts
 		switch {
 		case of.bound <= 0:
-		case tenant != "" && of.own+of.want > part:
+		case tenant != "" && of.own > 0 && of.own+of.want > part: // one sandbox is always a tenant's
 			return fmt.Errorf("%w: limits.%s needs %d, and your others have %d of %d, which is the most of one tenant", ErrNoRoom, of.name, of.want, of.own, part)
 		case of.all+of.want <= bound:
 		case tenant != "": // the sums tell of others

@@ -36,6 +36,9 @@ const (
 	netlinkMask            = 0x1f // up to 22
 
 	tiocSTI, tiocLINUX, tiocSETD = 0x5412, 0x541c, 0x5423
+	// The lower half of FS_IOC_RESVSP, FS_IOC_RESVSP64 and FS_IOC_ZERO_RANGE: fallocate(2) by an older
+	// way (fs/ioctl.c).
+	fsReserve, fsReserve64, fsZeroRange = 0x5828, 0x582a, 0x5839
 
 	// Options of solSocket; it has options up to 84.
 	soAttachFilter, soLockFilter, soAttachBPF            = 26, 44, 50
@@ -325,7 +328,13 @@ func conditional() []Group {
 			// requests more than it must, none of which a sandbox has a device for.
 			Reason: "controlling terminals, files and sockets",
 			Calls:  []string{"ioctl"},
-			When:   noneOf(1, 0xffff, tiocSTI, tiocLINUX, tiocSETD),
+			When:   noneOf(1, 0xffff, tiocSTI, tiocLINUX, tiocSETD, fsReserve, fsReserve64, fsZeroRange),
+		},
+		{
+			Reason: "no blocks without writing, by an older way",
+			Calls:  []string{"ioctl"},
+			Errno:  errnoENOTSUP,
+			When:   [][]Cond{{low16(1, fsReserve)}, {low16(1, fsReserve64)}, {low16(1, fsZeroRange)}},
 		},
 		{
 			Reason: "no typing into a terminal (CVE-2016-2568, -2017-5226), no pasting on a console, no line disciplines (CVE-2017-2636)",

@@ -598,16 +598,24 @@ func (r *reader) count(c *syntax.CmdSubst) (names []string, ok bool) {
 	case "id":
 		return names, len(args) == 1 && (textOf(args[0]) == "-u" || textOf(args[0]) == "-g")
 	case "stat":
-		return names, len(args) == 3 && textOf(args[0]) == "-c" && slices.Contains([]string{"%s", "%Y", "%a", "%h"}, textOf(args[1])) && textOf(args[2]) != ""
+		return names, len(args) == 3 && textOf(args[0]) == "-c" && slices.Contains([]string{"%s", "%Y", "%a", "%h"}, textOf(args[1])) && textOf(args[2]) != "" &&
+			!strings.HasPrefix(textOf(args[2]), "-")
 	case "jq":
-		return names, len(args) > 0 && len(args) < 3 && textOf(args[0]) == "length" && (len(args) < 2 || textOf(args[1]) != "")
+		return names, len(args) > 0 && len(args) < 3 && textOf(args[0]) == "length" &&
+			(len(args) < 2 || textOf(args[1]) != "" && !strings.HasPrefix(textOf(args[1]), "-"))
 	case "date":
 		format, ok := "", len(args) == 1
 		if ok {
 			format, ok = strings.CutPrefix(textOf(args[0]), "+")
 		}
-		for _, field := range []string{"%s", "%N", "%Y", "%m", "%d", "%H", "%M", "%S", "%j", "%u", "%w"} {
-			format = strings.ReplaceAll(format, field, "")
+		for i := 0; i < len(format); i++ { // once from left to right: %%s is no field
+			if format[i] != '%' {
+				continue
+			}
+			if i+1 == len(format) || !strings.ContainsRune("sNYmdHMSjuw", rune(format[i+1])) {
+				return nil, false
+			}
+			format = format[:i] + "0" + format[i+2:]
 		}
 		return names, ok && isNumeral(format)
 	case "seq", "expr":

@@ -214,6 +214,9 @@ func (r *reader) builtin(name string, args []word) {
 	case "declare", "typeset", "local", "export", "readonly": // as a word: command declare
 		for _, w := range args {
 			r.declareWord(w)
+			if strings.HasPrefix(w.text, "-") && strings.ContainsAny(w.text, "aA") { // later values of the name are not followed
+				r.evaluates()
+			}
 		}
 	case "let":
 		for _, w := range args {
@@ -493,7 +496,7 @@ func operand(args []word, takes string) int {
 var awkPatterns = sync.OnceValue(func() [3]*regexp.Regexp {
 	return [...]*regexp.Regexp{
 		regexp.MustCompile(`system|getline|@load|@include|@\w+\s*\(`),
-		regexp.MustCompile(`print[^;}\n]*([^|]\|([^|]|$)|>)`),
+		regexp.MustCompile(`(?s)print.*([^|]\|([^|]|$)|>)`),
 		regexp.MustCompile(`"(\\.|[^"\\])*"`),
 	}
 })
@@ -619,7 +622,13 @@ func sedReads(s string) bool {
 				return false
 			}
 			s = flags
-		case '#', 'a', 'i', 'c', 'r', 'R', 'b', 't', 'T', ':', 'v':
+		case 'b', 't', 'T', ':', 'v': // GNU's labels end at a semicolon
+			if i := strings.IndexAny(s, ";}\n"); i >= 0 {
+				s = s[i:]
+			} else {
+				s = ""
+			}
+		case '#', 'a', 'i', 'c', 'r', 'R':
 			_, s, _ = strings.Cut(s, "\n")
 		default: // e, w, W
 			return false

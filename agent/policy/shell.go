@@ -227,16 +227,19 @@ func tables(file *syntax.File) map[string]uint {
 	declared := map[string]*syntax.DeclClause{}
 	for _, s := range file.Stmts {
 		d, ok := s.Cmd.(*syntax.DeclClause)
-		if !ok || s.Background || s.Coprocess || s.Negated || d.Variant.Value == "local" {
+		// A redirection that fails leaves the command out; other options ask or declare something else.
+		if !ok || s.Background || s.Coprocess || s.Negated || len(s.Redirs) > 0 || d.Variant.Value != "declare" && d.Variant.Value != "typeset" {
 			continue
 		}
-		isTable := false
-		for _, a := range d.Args {
-			switch {
-			case a.Name == nil:
-				isTable = textOf(a.Value) == "-A" || textOf(a.Value) == "-gA"
-			case isTable && a.Index == nil && a.Value == nil && declared[a.Name.Value] == nil:
-				declared[a.Name.Value] = d
+		for i, a := range d.Args {
+			if i == 0 {
+				if a.Name != nil || textOf(a.Value) != "-A" && textOf(a.Value) != "-gA" {
+					break
+				}
+			} else if a.Name == nil {
+				break
+			} else if name := a.Name.Value; a.Index == nil && a.Value == nil && declared[name] == nil && !isShells(name) {
+				declared[name] = d
 			}
 		}
 	}
@@ -264,6 +267,16 @@ func tables(file *syntax.File) map[string]uint {
 			}
 		case *syntax.WordIter:
 			delete(declared, n.Name.Value)
+		case *syntax.ParamExp: // also in arithmetic, which can assign
+			if n.Param != nil && declared[n.Param.Value] != nil && n.Pos().Offset() < declared[n.Param.Value].Pos().Offset() {
+				delete(declared, n.Param.Value)
+			}
+		case *syntax.Lit:
+			for name, d := range declared {
+				if n.Pos().Offset() < d.Pos().Offset() && strings.Contains(n.Value, name) {
+					delete(declared, name)
+				}
+			}
 		}
 		return true
 	})
@@ -272,6 +285,13 @@ func tables(file *syntax.File) map[string]uint {
 		found[name] = d.Pos().Offset()
 	}
 	return found
+}
+
+// isShells reports whether the shell may have a variable of this name that is no associative array,
+// or cannot become one.
+func isShells(name string) bool {
+	return dynamic[name] || filled[name] || integers[name] || strings.HasPrefix(name, "BASH") || strings.HasPrefix(name, "COMP") ||
+		slices.Contains([]string{"COPROC", "DIRSTACK", "FUNCNAME", "GROUPS", "MAPFILE", "PIPESTATUS", "READLINE_LINE", "REPLY"}, name)
 }
 
 // addOpaque adds the words of text that is not parsed: a name that a rule looks for may stand there

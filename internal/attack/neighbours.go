@@ -81,6 +81,8 @@ type Resource struct {
 	// whose filter should, instead.
 	Want   func(Setting) string
 	Closed []string
+	// Lingers reports that objects outlive the program that took them. They end with the sandbox.
+	Lingers bool
 
 	take func(bound int) (int, error)
 }

@@ -156,7 +156,7 @@ func buffers() []Resource {
 		{Name: "locked-memory", Closed: hardened, Pool: OfSandbox, Bound: 300, Want: want(Limits), Stops: map[string]string{"ENOMEM": Limits, "EPERM": Limits, "EAGAIN": Limits}, take: until(func(int) error { return lockedPages(16) })},
 		// Locked segments are counted by user and, since Linux 5.14, in every user namespace above.
 		{
-			Name: "locked-segments", Closed: hardened, Pool: OfUser, Bound: 300, Want: lockedLimit, Stops: map[string]string{"ENOMEM": Limits, "EPERM": Limits, "ENOSPC": Limits},
+			Name: "locked-segments", Closed: hardened, Pool: OfUser, Bound: 300, Want: lockedLimit, Lingers: true, Stops: map[string]string{"ENOMEM": Limits, "EPERM": Limits, "ENOSPC": Limits},
 			take: asUsers(func() error { _, err := lockedSegment(); return err }),
 		},
 		// Where the host promises no more memory than it has, mappings that are never touched use that up.

@@ -164,8 +164,13 @@ func Serve(ctx context.Context, o Options) (err error) {
 		if err != nil {
 			return err
 		}
-		if t.noDisk = disk.Short(o.DiskReserve); o.DiskReserve == 0 {
+		switch short := disk.Short(o.DiskReserve); {
+		case o.DiskReserve == 0:
 			t.noDisk = "--disk-reserve 0 leaves the daemon no reserve on the disk"
+		case started:
+			t.noDisk = short
+		case short != "": // sandboxes run on: without a daemon nothing makes room
+			log.Warn("creations are refused until there is room", "disk", short)
 		}
 		if err := t.check(); err != nil {
 			return err

@@ -99,7 +99,7 @@ func optionErrorf(format string, args ...any) error { return &OptionError{fmt.Er
 // requirements maps the names of Options.Require to the tests of whether the host meets them.
 var requirements = map[string]func(e api.Enforced) bool{
 	"nocorepipe": func(e api.Enforced) bool { return e.Cores == api.CoresNone },
-	"subids":     func(e api.Enforced) bool { return e.IDs == api.IDsShared || e.IDs == api.IDsOwn },
+	"subids":     func(e api.Enforced) bool { return e.IDs != api.IDsSingle && e.IDs != "" },
 	"ids":        func(e api.Enforced) bool { return e.IDs == api.IDsOwn },
 	"landlock":   func(e api.Enforced) bool { return e.Landlock > 0 },
 	"cgroup":     func(e api.Enforced) bool { return e.Memory == "cgroup" && e.CPU == "cgroup" && e.Pids == "cgroup" },

@@ -219,7 +219,7 @@ func (b *broker) signalAgent(_ context.Context, s agentSignal) (none, error) {
 // over chooses a number and nothing else: the directories are fixed, and the launcher's root
 // reaches no more through the mounts than it reaches anyway. Each range may be asked for twice,
 // because a launcher may refuse mounts, or the answer be lost.
-func (b *broker) mountRange(ctx context.Context, args json.RawMessage, files []*os.File) (any, error) {
+func (b *broker) mountRange(ctx context.Context, args json.RawMessage, files []*os.File) (_ any, err error) {
 	var number int
 	if err := decodeStrict(args, &number); err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
@@ -237,6 +237,13 @@ func (b *broker) mountRange(ctx context.Context, args json.RawMessage, files []*
 	if !ok {
 		return nil, fmt.Errorf("mount a range of ids: %d have been mounted for this launcher, which is the limit", most)
 	}
+	defer func() {
+		if err != nil { // nothing was sent
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.mounted--
+		}
+	}()
 	mounts, err := launcher.MountRange(ctx, cfg, number)
 	if err != nil {
 		return nil, err

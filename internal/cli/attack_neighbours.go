@@ -277,7 +277,7 @@ func (w *street) try(ctx context.Context, r *attack.Resource, size int64) (*take
 	}
 	release()
 	if taken.Taken > 0 && r.Shared() {
-		if got.Kept = w.look(ctx); len(got.Kept) > 0 { // objects that outlive their programs end with the sandbox
+		if got.Kept = w.look(ctx); len(got.Kept) > 0 || r.Lingers {
 			if err := w.renew(ctx); err != nil {
 				return nil, err
 			}

@@ -87,7 +87,7 @@ func connPair(tb testing.TB) (*guest.Conn, *guest.Conn) {
 // A peer that does not read must not hold up the caller of SendNow, even if a copy of the socket
 // was made blocking.
 func TestSendNowDoesNotWait(t *testing.T) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,6 +97,9 @@ func TestSendNowDoesNotWait(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	if err := unix.SetNonblock(fds[0], false); err != nil { // as a holder of a copy can
+		t.Fatal(err)
+	}
 	done := make(chan error, 1)
 	go func() {
 		var err error

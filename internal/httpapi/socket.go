@@ -251,15 +251,18 @@ func (s *Socket) Accept() (net.Conn, error) {
 		if p.operator() {
 			return &peerConn{UnixConn: c, peer: p}, nil
 		}
-		if !s.conns.enter(p.uid) {
-			_ = c.Close() // nothing was said
-			continue
-		}
-		counted := p.uid
 		if s.tenants.Group != nil {
 			if p.groups, err = peerGroups(c); err != nil {
 				p.uid = unknownUID // which is no tenant
 			}
+		}
+		counted := p.uid
+		if !s.tenants.has(p) {
+			counted = unknownUID // strangers have one count: a user can have thousands of uids
+		}
+		if !s.conns.enter(counted) {
+			_ = c.Close() // nothing was said
+			continue
 		}
 		return &peerConn{UnixConn: c, peer: p, leave: sync.OnceFunc(func() { s.conns.leave(counted) })}, nil
 	}

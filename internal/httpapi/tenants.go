@@ -101,7 +101,12 @@ func (t Tenants) mode() uint32 {
 // SocketRefused returns the reason why the tenants cannot open a socket at this path, or why
 // another user could take its place; empty if neither holds.
 func (t Tenants) SocketRefused(path string) string {
-	dir := filepath.Dir(path)
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Sprintf("the socket's directory %s is not there", filepath.Dir(path))
+	} else if err != nil || !filepath.IsAbs(dir) {
+		return fmt.Sprintf("the socket's directory %s is no absolute path to follow: %v", filepath.Dir(path), err)
+	}
 	for at := dir; ; at = filepath.Dir(at) {
 		fi, err := os.Stat(at)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -118,7 +123,7 @@ func (t Tenants) SocketRefused(path string) string {
 		switch {
 		case st.Uid != 0 && int64(st.Uid) != int64(os.Geteuid()):
 			return fmt.Sprintf("the socket's directory %s belongs to uid %d, who could replace it", at, st.Uid)
-		case perm&0o022 != 0 && fi.Mode()&fs.ModeSticky == 0:
+		case perm&0o022 != 0 && (at == dir || fi.Mode()&fs.ModeSticky == 0):
 			return fmt.Sprintf("others may write to the socket's directory %s, and could replace it", at)
 		case group && perm&0o010 == 0, !group && perm&0o001 == 0:
 			return fmt.Sprintf("the socket %s lies in %s, which is closed to tenants", path, at)

@@ -239,7 +239,8 @@ func verifyRange(number int, dir, target string) (err error) {
 	if err := unix.Statfs(target, &fs); err != nil {
 		return fmt.Errorf("verify mount of %s: %w", dir, err)
 	}
-	if flags := int64(unix.ST_NOSUID | unix.ST_NODEV); fs.Flags&flags != flags {
+	const noSymFollow = 0x2000 // ST_NOSYMFOLLOW of linux/statfs.h, Linux 5.10
+	if flags := int64(unix.ST_NOSUID | unix.ST_NODEV | noSymFollow); fs.Flags&flags != flags {
 		return fmt.Errorf("verify mount of %s: its flags are %#x", dir, fs.Flags)
 	}
 	const probe = partial + "range"

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -145,22 +146,31 @@ func (s *core) diskShort() (string, error) {
 
 // evictable returns the ended sandboxes with files, in the order in which these are removed if the
 // disk is short: those that were ended by a deadline, a kill or an error, then those that ended by
-// themselves, then those that a client stopped and may start again; of each the oldest first.
+// themselves or with the host, then those that a tenant stopped; of each the oldest first. Those of
+// the daemon's own user that were stopped, to be started again, or are labelled to be kept, stay. A
+// tenant's label does not protect one that was ended, or a full disk would stay full.
 func evictable(all []runtime.Record) []runtime.Record {
-	var ended []runtime.Record
-	for _, rec := range all {
-		if prunable(&rec) && !rec.FilesGone {
-			ended = append(ended, rec)
-		}
-	}
 	rank := func(rec *runtime.Record) int {
 		switch {
 		case rec.Reason == runtime.ReasonStopped:
 			return 2
+		case rec.State == api.StateLost:
+			return 1
 		case strings.HasPrefix(rec.Reason, runtime.ReasonExited), strings.HasPrefix(rec.Reason, runtime.ReasonIdle):
 			return 1
 		}
 		return 0
+	}
+	var ended []runtime.Record
+	for _, rec := range all {
+		own := rec.Tenant == ""
+		switch {
+		case rec.State != api.StateStopped && rec.State != api.StateLost, rec.Ephemeral, rec.FilesGone:
+		case own && rec.Reason == runtime.ReasonStopped:
+		case api.Kept(rec.Labels) && (own || rank(&rec) > 0):
+		default:
+			ended = append(ended, rec)
+		}
 	}
 	slices.SortStableFunc(ended, func(a, b runtime.Record) int {
 		return cmp.Or(cmp.Compare(rank(&a), rank(&b)), a.EndedAt.Compare(b.EndedAt))

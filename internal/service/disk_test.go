@@ -49,6 +49,9 @@ func TestOrderOfEviction(t *testing.T) {
 		rec("memory", "out of memory: the kernel ended all its processes", 3),
 		rec("lost", "the launcher that held it died", 5, func(r *runtime.Record) { r.State = api.StateLost }),
 		rec("kept", "deadline reached", 0, func(r *runtime.Record) { r.Labels = map[string]string{api.LabelKeep: ""} }),
+		rec("tenant's", "deadline reached", 6, func(r *runtime.Record) { r.Tenant, r.Labels = "uid:5", map[string]string{api.LabelKeep: ""} }),
+		rec("tenant's stopped", runtime.ReasonStopped, 0, func(r *runtime.Record) { r.Tenant = "uid:5" }),
+		rec("tenant's kept", runtime.ReasonExited+"0", 0, func(r *runtime.Record) { r.Tenant, r.Labels = "uid:5", map[string]string{api.LabelKeep: ""} }),
 		rec("gone", "deadline reached", 0, func(r *runtime.Record) { r.FilesGone = true }),
 		rec("runs", "", 0, func(r *runtime.Record) { r.State = api.StateRunning }),
 	}
@@ -56,7 +59,7 @@ func TestOrderOfEviction(t *testing.T) {
 	for _, r := range evictable(all) {
 		got = append(got, r.ID)
 	}
-	if want := []string{"memory", "deadline", "lost", "main", "idle", "stopped"}; !slices.Equal(got, want) {
+	if want := []string{"memory", "deadline", "tenant's", "main", "idle", "lost", "tenant's stopped"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -144,11 +144,11 @@ func userError(rec *runtime.Record, spec string, err error) error {
 	if strings.HasPrefix(ge.Path, "/") {
 		switch {
 		case errors.Is(ge.Errno, syscall.EFBIG):
-			return class.Invalidf("the sandbox's %s is larger than %d bytes", ge.Path, maxDatabase)
+			return class.Invalidf("the sandbox's %q is larger than %d bytes", ge.Path, maxDatabase)
 		case errors.Is(ge.Errno, syscall.EINVAL):
-			return class.Invalidf("read the sandbox's %s: not a regular file, or not one of users", ge.Path)
+			return class.Invalidf("read the sandbox's %q: not a regular file, or not one of users", ge.Path)
 		}
-		return fmt.Errorf("read the sandbox's %s: %w", ge.Path, fileError(ge.Path, &guest.Error{Stage: guest.StageOpen, Errno: ge.Errno, Path: ge.Path}))
+		return fmt.Errorf("read the sandbox's %q: %w", ge.Path, fileError(ge.Path, &guest.Error{Stage: guest.StageOpen, Errno: ge.Errno, Path: ge.Path}))
 	}
 	switch {
 	case errors.Is(ge.Errno, syscall.ESRCH):
@@ -242,7 +242,7 @@ func readDatabase(ctx context.Context, path string, first, last int, open func(c
 		return nil, fmt.Errorf("read the sandbox's %s: %w", path, err)
 	}
 	if len(data) > maxDatabase {
-		return nil, class.Invalidf("the sandbox's %s is larger than %d bytes", path, maxDatabase)
+		return nil, class.Invalidf("the sandbox's %q is larger than %d bytes", path, maxDatabase)
 	}
 	var kept bytes.Buffer
 	lines := bufio.NewScanner(bytes.NewReader(data))

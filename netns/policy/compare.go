@@ -265,12 +265,10 @@ func (s *samples) compare(f Flow, less, more *Policy, work *int, cost int) (Exam
 	switch {
 	case !m.Allow:
 		return Example{}, false
-	case !m.Inspect && !l.Allow:
+	case !m.Inspect && (!l.Allow || l.Inspect): // what is not inspected need not even be HTTP
 		return Example{Flow: f}, true
-	case !m.Inspect && !l.Inspect:
+	case !m.Inspect:
 		return Example{}, false
-	case !l.Allow && f.Protocol == UDP:
-		return Example{Flow: f}, true
 	}
 	for _, method := range s.methods {
 		for _, path := range s.paths {

@@ -399,7 +399,7 @@ func TestWidens(t *testing.T) {
 		{`{allow: 0.0.0.0/0}`, `{allow: [0.0.0.0/0, 192.168.0.0/16]}`, "192.168.0.0"},
 		{`{allow: 0.0.0.0/0}`, `{allow: [0.0.0.0/1, 128.0.0.0/1]}`, ""},
 		{`{allow: 169.254.0.0/16}`, `{allow: [169.254.0.0/16, 169.254.169.254]}`, "169.254.169.254"},
-		{`{allow: a.test, inspect: true}`, `{allow: a.test}`, ""},
+		{`{allow: a.test, inspect: true}`, `{allow: a.test}`, "a.test"},
 		{`{allow: a.test, inspect: true, methods: GET}`, `{allow: a.test}`, "a.test"},
 		{`{allow: a.test, inspect: true, methods: GET}`, `{allow: a.test, inspect: true, methods: [GET, PUT]}`, "PUT /any on"},
 		{`{allow: a.test, inspect: true, paths: /a/*}`, `{allow: a.test, inspect: true, paths: /a/b}`, ""},

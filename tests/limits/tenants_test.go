@@ -58,11 +58,13 @@ type tenant struct {
 }
 
 func (c *tenant) call(method, path string, body, out any) error {
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter) // also in a cleanup
+	defer cancel()
 	data, err := json.Marshal(body)
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(c.t.Context(), method, "http://sandboxd"+path, bytes.NewReader(data))
+	req, err := http.NewRequestWithContext(ctx, method, "http://sandboxd"+path, bytes.NewReader(data))
 	if err != nil {
 		return err
 	}
@@ -110,6 +112,7 @@ func as(t *testing.T, socket string, uid int) *tenant {
 // other's.
 func TestMultiTenant(t *testing.T) {
 	testenv.RequireRoot(t)
+	testenv.RequireOwnIDs(t)
 	testenv.RequireCgroup(t, "memory")
 	dir, err := os.MkdirTemp("/tmp", "sandboxd-tenants") //nolint:usetesting // other users cannot search t.TempDir
 	if err != nil {

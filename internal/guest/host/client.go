@@ -54,12 +54,11 @@ type Client struct {
 // could last run. The connection's deadline is set already. Closing quit, with an expired deadline,
 // ends the wait.
 func (c *Client) await(quit <-chan struct{}, conn *conn, grace time.Duration) (guest.Packet, []int, error) {
-	return c.awaitBy(conn.answer, quit, conn, grace)
+	return c.awaitBy(conn.answer, quit, conn, grace, &patience{client: c})
 }
 
-// awaitBy is await with answer as the receiver.
-func (c *Client) awaitBy(answer func() (guest.Packet, []int, error), quit <-chan struct{}, conn *conn, grace time.Duration) (guest.Packet, []int, error) {
-	more := patience{client: c}
+// awaitBy is await with answer as the receiver, and with the patience that several waits share.
+func (c *Client) awaitBy(answer func() (guest.Packet, []int, error), quit <-chan struct{}, conn *conn, grace time.Duration, more *patience) (guest.Packet, []int, error) {
 	for {
 		pkt, fds, err := answer()
 		if !errors.Is(err, os.ErrDeadlineExceeded) {

@@ -5,7 +5,10 @@ import (
 )
 
 // A conn is the daemon's end of a connection to init.
-type conn struct{ *guest.Conn }
+type conn struct {
+	*guest.Conn
+	late *patience // of all packets of one answer; nil before the first of them is late
+}
 
 // newConn takes over fd, which must be non-blocking.
 func newConn(fd int) (*conn, error) {
@@ -13,5 +16,5 @@ func newConn(fd int) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &conn{c}, nil
+	return &conn{Conn: c}, nil
 }

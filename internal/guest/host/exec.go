@@ -451,7 +451,7 @@ func (e *Exec) await() (ExecExit, error) {
 	if e.keep {
 		answer = e.conn.peek
 	}
-	pkt, fds, err := e.client.awaitBy(answer, e.quit, e.conn, exitGrace) // Close ends the wait
+	pkt, fds, err := e.client.awaitBy(answer, e.quit, e.conn, exitGrace, &patience{client: e.client}) // Close ends the wait
 	if err != nil {
 		return ExecExit{}, lost("await the process's exit", err)
 	}

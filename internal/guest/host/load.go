@@ -48,6 +48,14 @@ type patience struct {
 	starved bool // as the last two looks showed
 }
 
+// lateness returns the patience that all packets of an answer share.
+func (c *conn) lateness(client *Client) *patience {
+	if c.late == nil {
+		c.late = &patience{client: client}
+	}
+	return c.late
+}
+
 // extend returns a later deadline for a wait that has ended at now, if init could not run during a
 // part of it: because the sandbox was held, or because init gets no processor. Two looks, a probe
 // apart, show the latter. When init runs again, it is given grace once more.

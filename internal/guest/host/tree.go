@@ -257,7 +257,8 @@ func (c *Client) next(ctx context.Context, conn *conn, timeout time.Duration, pa
 	if ctx.Err() != nil { // it may have set its deadline before this one was set
 		return guest.Packet{}, fmt.Errorf("%s: %w", doing, context.Cause(ctx))
 	}
-	pkt, fds, err := c.await(ctx.Done(), conn, timeout)
+	// One for all packets: an init that drips must not get it anew for each.
+	pkt, fds, err := c.awaitBy(conn.answer, ctx.Done(), conn, timeout, conn.lateness(c))
 	if err != nil {
 		return guest.Packet{}, lostUnless(ctx, doing, err)
 	}

@@ -69,7 +69,7 @@ func (s *server) kill(p *process) {
 		switch {
 		case err != nil || len(found) > 0:
 			clean = 0
-			if err != nil && round >= killRounds || hopeless(fresh, elapsed, round) {
+			if err != nil && round >= killRounds && elapsed > killAll || hopeless(fresh, elapsed, round) {
 				_ = unix.Kill(-1, unix.SIGKILL)
 				// With all others gone nothing is left to inspect, whatever init lacks.
 				if alone, aerr := s.alone(); alone && aerr == nil {
