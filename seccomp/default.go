@@ -235,7 +235,7 @@ func conditional() []Group {
 			When:   anyOf(0, seccompSetModeFilter),
 		},
 		{
-			// No two options have the same lower byte.
+			// No other option has the lower byte of PR_SET_SECCOMP.
 			Reason: "a process's own attributes",
 			Calls:  []string{"prctl"},
 			When:   noneOf(0, prMask, prSetSeccomp),
@@ -334,13 +334,13 @@ func conditional() []Group {
 			Reason: "no blocks without writing, by an older way",
 			Calls:  []string{"ioctl"},
 			Errno:  errnoENOTSUP,
-			When:   [][]Cond{{low16(1, fsReserve)}, {low16(1, fsReserve64)}, {low16(1, fsZeroRange)}},
+			When:   [][]Cond{{low16(fsReserve)}, {low16(fsReserve64)}, {low16(fsZeroRange)}},
 		},
 		{
 			Reason: "no typing into a terminal (CVE-2016-2568, -2017-5226), no pasting on a console, no line disciplines (CVE-2017-2636)",
 			Calls:  []string{"ioctl"},
 			Errno:  errnoEPERM,
-			When:   [][]Cond{{low16(1, tiocSTI)}, {low16(1, tiocLINUX)}, {low16(1, tiocSETD)}},
+			When:   [][]Cond{{low16(tiocSTI)}, {low16(tiocLINUX)}, {low16(tiocSETD)}},
 		},
 		{
 			// Any of PER_LINUX, PER_LINUX32 (8) and UNAME26 (0x20000), and asking. The rest takes away
@@ -356,7 +356,8 @@ func conditional() []Group {
 // there.
 var filterOptions = []uint32{soAttachFilter, soLockFilter, soAttachBPF, soAttachReuseportCBPF, soAttachReuseportEBPF}
 
-func low16(arg uint, value uint32) Cond { return Cond{Arg: arg, Mask: 0xffff, Value: uint64(value)} }
+// low16 compares the lower half of the second argument.
+func low16(value uint32) Cond { return Cond{Arg: 1, Mask: 0xffff, Value: uint64(value)} }
 
 // within narrows alternatives of one condition each to values that have none of the bits.
 func within(none uint64, alternatives [][]Cond) [][]Cond {
