@@ -276,6 +276,23 @@ func TestRangesAreBounded(t *testing.T) {
 	end(t, f.Engine, "one", "three")
 }
 
+// unmapped returns a broker's part that makes mounts with these attributes and without a map.
+func unmapped(attrs uint64) func(context.Context, launcher.Options, int) ([]*os.File, error) {
+	return func(_ context.Context, o launcher.Options, _ int) (mounts []*os.File, err error) {
+		for _, d := range []string{"layers", "sandboxes"} {
+			fd, err := unix.OpenTree(unix.AT_FDCWD, filepath.Join(o.DataDir, d), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+			if err != nil {
+				return nil, err
+			}
+			if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: attrs}); err != nil {
+				return nil, err
+			}
+			mounts = append(mounts, os.NewFile(uintptr(fd), d))
+		}
+		return mounts, nil
+	}
+}
+
 // The launcher takes only mounts of the range that it has asked for: a daemon that was taken
 // over passes them on.
 func TestLauncherVerifiesMountsOfRanges(t *testing.T) {
@@ -292,20 +309,8 @@ func TestLauncherVerifiesMountsOfRanges(t *testing.T) {
 			slices.Reverse(mounts)
 			return mounts, err
 		}, "another directory"},
-		"without a map": {func(_ context.Context, o launcher.Options, _ int) (mounts []*os.File, err error) {
-			for _, d := range []string{"layers", "sandboxes"} {
-				fd, err := unix.OpenTree(unix.AT_FDCWD, filepath.Join(o.DataDir, d), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-				if err != nil {
-					return nil, err
-				}
-				err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV})
-				if err != nil {
-					return nil, err
-				}
-				mounts = append(mounts, os.NewFile(uintptr(fd), d))
-			}
-			return mounts, nil
-		}, "is seen as"},
+		"without a map":     {unmapped(unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSYMFOLLOW), "is seen as"},
+		"that follow links": {unmapped(unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV), "its flags are"},
 		"that are no mounts": {func(_ context.Context, o launcher.Options, _ int) (files []*os.File, err error) {
 			for _, d := range []string{"layers", "sandboxes"} {
 				f, err := os.Open(filepath.Join(o.DataDir, d))
