@@ -133,15 +133,18 @@ func (s *Supervisor) expire(ctx context.Context, sb *sandbox, l *life) bool {
 
 // ended records why the sandbox's processes are gone. Its watcher calls it, once a life.
 func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
-	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
-	defer cancel()
 	s.mu.Lock()
 	deleting := sb.phase == phaseDeleting
 	s.mu.Unlock()
 	var oom int
 	var oomErr error
 	if !deleting { // else the engine is busy with it, and no client reads the reason
-		oom, oomErr = s.engine.OOMKills(ctx, sb.rec.ID)
+		// A launcher that is about to die answers nothing, on a busy host for long.
+		for range endTries {
+			if oom, oomErr = s.countKills(ctx, sb.rec.ID); !errors.Is(oomErr, context.DeadlineExceeded) {
+				break
+			}
+		}
 	}
 
 	s.mu.Lock()
@@ -185,6 +188,15 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	if err := s.putEnd(sb, &rec); err != nil {
 		s.log.Error("end of sandbox is not on disk, trying again", "id", rec.ID, "error", err)
 	}
+}
+
+// endTries bounds the questions about one end, of undoTimeout each.
+const endTries = 10
+
+func (s *Supervisor) countKills(ctx context.Context, id string) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
+	defer cancel()
+	return s.engine.OOMKills(ctx, id)
 }
 
 // putEnd writes the record of a sandbox that has ended. If that fails (the disk is full), the

@@ -3,7 +3,6 @@ package functional
 import (
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -20,10 +19,11 @@ import (
 func TestFullDiskTakesTheFilesOfKilledSandboxesFirst(t *testing.T) {
 	testenv.RequireRoot(t)
 	testenv.RequireUserNS(t)
-	small := filepath.Join(t.TempDir(), "small")
-	if err := os.Mkdir(small, 0o711); err != nil {
+	small, err := os.MkdirTemp("", "full") //nolint:usetesting // t.TempDir is too long for the name of a socket
+	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = os.Remove(small) })
 	if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=96m,mode=711"); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func TestFullDiskTakesTheFilesOfKilledSandboxesFirst(t *testing.T) {
 	if !strings.Contains(d.Log(), "files of an ended sandbox were removed, because the disk is short") {
 		t.Error("the log does not say so")
 	}
-	err := d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/bomb/start", api.StartSandbox{}, nil)
+	err = d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/bomb/start", api.StartSandbox{}, nil)
 	if err == nil || !strings.Contains(err.Error(), "its files were removed") {
 		t.Errorf("start of the bomb: %v", err)
 	}
