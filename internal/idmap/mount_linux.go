@@ -20,7 +20,9 @@ func CloneMount(dir, ns *os.File, flags uint64) (*os.File, error) {
 		return nil, fmt.Errorf("copy mount of %s: %w", dir.Name(), err)
 	}
 	m := os.NewFile(uintptr(fd), dir.Name())
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP | flags, Userns_fd: uint64(ns.Fd())}
+	// The copy of a shared mount is its peer: on hosts with systemd, mounts made below the copy would
+	// appear on the host.
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP | flags, Propagation: unix.MS_PRIVATE, Userns_fd: uint64(ns.Fd())}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		return nil, errors.Join(fmt.Errorf("map the ids of the mount of %s: %w", dir.Name(), err), m.Close())
 	}
