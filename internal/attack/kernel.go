@@ -56,7 +56,7 @@ func kernelInterfaces() []Attack {
 	}
 }
 
-// hostControl is what root of a host does to it.
+// hostControl returns the attacks by calls that change the host.
 func hostControl() []Attack {
 	return append([]Attack{
 		{"sethostname", Filter, func() error { return unix.Sethostname([]byte("attacked")) }},

@@ -105,7 +105,7 @@ type Taken struct {
 	// Ceiling is a bound that it could read, and CeilingOf its layer.
 	Ceiling   int64  `json:"ceiling,omitempty"`
 	CeilingOf string `json:"ceiling_of,omitempty"`
-	// Killed says that the kernel killed it for its memory.
+	// Killed reports that the kernel ended the program for its memory.
 	Killed bool `json:"killed,omitempty"`
 }
 

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errSmall says that a pipe has fewer pages than pipe(7) promises: its user has too many.
+// errSmall is the error of a pipe with fewer pages than pipe(7) promises: its user has too many.
 const errSmall = refusal("few pages")
 
 // until takes one after the other until the bound or the first refusal.
@@ -36,8 +36,8 @@ func one(open func() (int, error)) func(bound int) (int, error) {
 	})
 }
 
-// ofFiles says that descriptors of a process end at its limit, which lies far beyond the bound of
-// rows about the memory of such objects.
+// ofFiles holds the error at the limit of descriptors. That lies far beyond the bound of rows about
+// the memory of such objects.
 var ofFiles = map[string]string{"EMFILE": Limits}
 
 // memory returns the row of a thing that the kernel counts as memory only.

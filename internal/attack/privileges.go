@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostPrivileges are what takes a capability of the host's first user namespace, which no root of a
-// sandbox has, and capabilities that a sandbox does without.
+// hostPrivileges returns the attacks that take a capability in the host's first user namespace,
+// which no root of a sandbox has, or one that a sandbox does without.
 func hostPrivileges() []Attack {
 	return []Attack{
 		// Above everything else that runs on the host (sched(7), setpriority(2), ioprio_set(2)).

@@ -25,7 +25,7 @@ const (
 	tenantsWeight = 50
 )
 
-// hostRoom is what this host has for the daemon, its cgroups above considered.
+// hostRoom holds the resources that the host and the cgroups above leave the daemon.
 type hostRoom struct {
 	memory int64 // bytes
 	pids   int64 // processes and threads

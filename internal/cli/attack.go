@@ -86,7 +86,7 @@ func (a *attackedBy) worked() bool {
 // runAttack attacks sandboxes of its own with a copy of this program, and reports the results.
 func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 	began := time.Now()
-	corpus, err := chosen(opts.attacks)
+	corpus, err := chosen(attack.Corpus(), opts.attacks, "attack", func(a attack.Attack) string { return a.Name })
 	if err != nil {
 		return err
 	}
@@ -129,32 +129,45 @@ func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 	}
 	report.features()
 	report.Seconds = time.Since(began).Seconds()
-	if opts.json {
-		err = cmdline.PrintJSON(d.Stdout, &report)
-	} else {
-		err = report.print(d.Stdout)
-	}
-	if err == nil && !report.Held {
-		return &cmdline.ExitError{Code: cmdline.CodeError}
-	}
-	return err
+	return conclude(d.Stdout, opts, &report, report.Held)
 }
 
-// chosen returns the attacks with these names, or all.
-func chosen(names []string) ([]attack.Attack, error) {
-	all := attack.Corpus()
+// conclude prints a report and returns the exit code of one that does not hold as an error.
+func conclude(w io.Writer, opts doctorOptions, report interface{ print(w io.Writer) error }, held bool) error {
+	show := report.print
+	if opts.json {
+		show = func(w io.Writer) error { return cmdline.PrintJSON(w, report) }
+	}
+	if err := show(w); err != nil || held {
+		return err
+	}
+	return &cmdline.ExitError{Code: cmdline.CodeError}
+}
+
+// chosen returns the rows of a table with these names, or all.
+func chosen[T any](all []T, names []string, what string, nameOf func(T) string) ([]T, error) {
 	if len(names) == 0 {
 		return all, nil
 	}
-	var some []attack.Attack
+	var some []T
 	for _, name := range names {
-		i := slices.IndexFunc(all, func(a attack.Attack) bool { return a.Name == name })
+		i := slices.IndexFunc(all, func(row T) bool { return nameOf(row) == name })
 		if i < 0 {
-			return nil, cmdline.Usagef("there is no attack %q; the table of all attacks has their names", name)
+			return nil, cmdline.Usagef("there is no %s %q; the table of all has their names", what, name)
 		}
 		some = append(some, all[i])
 	}
 	return some, nil
+}
+
+// bringAttacker writes a copy of this program into a sandbox.
+func bringAttacker(ctx context.Context, c *client.Client, self, id string) error {
+	f, err := os.Open(self)
+	if err != nil {
+		return fmt.Errorf("open own executable: %w", err)
+	}
+	defer f.Close() // opened for reading
+	return c.WriteFile(ctx, id, attackerPath, f, 0o755, "")
 }
 
 func controls(ctx context.Context, self string, attacks []attackedBy, mu *sync.Mutex) error {
@@ -187,12 +200,7 @@ func attackProfile(ctx context.Context, c *client.Client, self, profile string, 
 		return p, err
 	}
 	p.Syscalls = shown.Syscalls
-	f, err := os.Open(self)
-	if err != nil {
-		return p, fmt.Errorf("open own executable: %w", err)
-	}
-	defer f.Close() // opened for reading
-	if err := c.WriteFile(ctx, s.ID, attackerPath, f, 0o755, ""); err != nil {
+	if err := bringAttacker(ctx, c, self, s.ID); err != nil {
 		return p, err
 	}
 	for i := range attacks {

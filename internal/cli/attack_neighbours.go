@@ -86,7 +86,7 @@ type takenByOne struct {
 // a neighbour, programs on the host and the daemon go on.
 func runNeighbours(ctx context.Context, opts doctorOptions, d deps) error {
 	began := time.Now()
-	rows, err := chosenResources(opts.attacks)
+	rows, err := chosen(attack.Resources(), opts.attacks, "resource", func(r attack.Resource) string { return r.Name })
 	if err != nil {
 		return err
 	}
@@ -128,32 +128,7 @@ func runNeighbours(ctx context.Context, opts doctorOptions, d deps) error {
 		}
 	}
 	report.Seconds = time.Since(began).Seconds()
-	if opts.json {
-		err = cmdline.PrintJSON(d.Stdout, &report)
-	} else {
-		err = report.print(d.Stdout)
-	}
-	if err == nil && !report.Held {
-		return &cmdline.ExitError{Code: cmdline.CodeError}
-	}
-	return err
-}
-
-// chosenResources returns the resources with these names, or all.
-func chosenResources(names []string) ([]attack.Resource, error) {
-	all := attack.Resources()
-	if len(names) == 0 {
-		return all, nil
-	}
-	var some []attack.Resource
-	for _, name := range names {
-		i := slices.IndexFunc(all, func(r attack.Resource) bool { return r.Name == name })
-		if i < 0 {
-			return nil, cmdline.Usagef("there is no resource %q; the table of all resources has their names", name)
-		}
-		some = append(some, all[i])
-	}
-	return some, nil
+	return conclude(d.Stdout, opts, &report, report.Held)
 }
 
 // street is a sandbox that takes, with its neighbours.
@@ -205,13 +180,8 @@ func (w *street) create(ctx context.Context, profile string) (*api.Sandbox, erro
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.Open(w.self)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open own executable: %w", err), w.client.DeleteSandbox(ctx, s.ID))
-	}
-	defer f.Close() // opened for reading
-	if err := w.client.WriteFile(ctx, s.ID, attackerPath, f, 0o755, ""); err != nil {
-		return nil, errors.Join(err, w.client.DeleteSandbox(ctx, s.ID))
+	if err := bringAttacker(ctx, w.client, w.self, s.ID); err != nil {
+		return nil, errors.Join(err, w.client.DeleteSandbox(context.WithoutCancel(ctx), s.ID))
 	}
 	return s, nil
 }
@@ -224,7 +194,7 @@ func (w *street) renew(ctx context.Context) error {
 	}
 	last := w.taker
 	w.taker = next
-	return w.client.DeleteSandbox(ctx, last.ID)
+	return w.client.DeleteSandbox(context.WithoutCancel(ctx), last.ID)
 }
 
 // settingOf returns the setting that the product reports of a sandbox.

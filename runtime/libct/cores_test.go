@@ -11,8 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/seccomp"
 )
 
-// Enforced says that a crash starts nothing only where the limit of 1 byte can be had, has an
-// effect and stays.
+// A crash is reported to start nothing only where the limit of 1 byte can be had, has an effect and
+// stays.
 func TestCoresAreJudged(t *testing.T) {
 	ours, err := seccomp.Plan(seccomp.Default(), seccomp.AMD64, seccomp.Abilities{Actions: []string{"allow", "errno"}})
 	if err != nil {

@@ -243,7 +243,7 @@ func cgroupOf(pid int) string {
 	return ""
 }
 
-// left says what of the footprint still exists: the processes, or all else when those have ended.
+// left lists the remains of the footprint: the processes, or all else when those have ended.
 func (f *Footprint) left(dirs ...string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

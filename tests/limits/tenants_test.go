@@ -144,14 +144,15 @@ func TestMultiTenant(t *testing.T) {
 			t.Error("the daemon does not end")
 		}
 	})
-	for operator.call(http.MethodGet, "/healthz", nil, nil) != nil {
+	harness.Eventually(t, func() error {
 		select {
 		case err := <-exited:
 			exited <- err
 			t.Fatalf("the daemon has ended: %v\n%s", err, log.String())
-		case <-time.After(10 * time.Millisecond):
+		default:
 		}
-	}
+		return operator.call(http.MethodGet, "/healthz", nil, nil)
+	})
 	var first, second api.Sandbox
 	small := api.Limits{Memory: 64 * mib, Pids: 30}
 	err1 := one.call(http.MethodPost, "/v1/sandboxes", api.CreateSandbox{Name: "box", Limits: small}, &first)
