@@ -144,8 +144,12 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	var beside errgroup.Group // one that could not run does not end the other
 	compiled, uncompiled := context.WithCancel(ctx)
 	defer uncompiled()
-	if bed != nil && slices.ContainsFunc(packages, func(p *testPackage) bool { return p.Path == limitsPackage }) {
+	emulated := make(chan struct{}) // closed when the machines have had their first turn
+	if bed == nil || !slices.ContainsFunc(packages, func(p *testPackage) bool { return p.Path == limitsPackage }) {
+		close(emulated)
+	} else {
 		beside.Go(func() (err error) {
+			defer close(emulated)
 			if inBed, err = bed.limits(compiled, o); err != nil {
 				return fmt.Errorf("test bed: %w", err)
 			}
@@ -166,7 +170,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		return false, err
 	}
 	fmt.Printf("compiled %d test binaries in %s\n", len(packages), time.Since(began).Round(time.Second))
-	beside.Go(func() error { return runNative(ctx, o, lanes, packages, results) })
+	beside.Go(func() error { return runNative(ctx, o, lanes, packages, emulated, results) })
 	if err = beside.Wait(); err == nil && bed != nil {
 		var rest map[*lane][]testresult.Package
 		if rest, err = bed.rest(ctx, o, results); err != nil {
@@ -223,8 +227,9 @@ func (o options) provide(ctx context.Context) error {
 	return nil
 }
 
-// runNative runs the lanes of this machine beside each other and writes what came of each.
-func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPackage, results *results) error {
+// runNative runs the lanes of this machine beside each other and writes what came of each. The
+// chain with the bombs waits until emulated is closed.
+func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPackage, emulated <-chan struct{}, results *results) error {
 	chains := 0 // of all lanes
 	for _, l := range lanes {
 		for name := range chainsOf(packages) {
@@ -248,7 +253,7 @@ func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPa
 		}
 		fmt.Printf("\n== lane %s\n", lane.Name)
 		group.Go(func() error {
-			return finish(lane, results, runLane(ctx, o, lane, free, lane.share(packages), results))
+			return finish(lane, results, runLane(ctx, o, lane, free, lane.share(packages), emulated, results))
 		})
 	}
 	return group.Wait()
