@@ -35,9 +35,9 @@ func (t *taken) add(o taken) {
 }
 
 // admit fails if there is no room for limits of a sandbox of the tenant. Except is a sandbox that
-// these replace the limits of, claimed the warm sandbox that is taken; both may be nil. It needs
-// mu.
-func (s *Supervisor) admit(tenant string, limits *api.Limits, except *sandbox, claimed func(*warmSandbox) bool) error {
+// these replace the limits of, or nil. Warm sandboxes take room for their inits only: a claim is
+// admitted as a creation is, and until then no program uses their limits. It needs mu.
+func (s *Supervisor) admit(tenant string, limits *api.Limits, except *sandbox) error {
 	room := s.opts.Room
 	if room.Memory <= 0 && room.Pids <= 0 {
 		return nil
@@ -58,17 +58,7 @@ func (s *Supervisor) admit(tenant string, limits *api.Limits, except *sandbox, c
 		l.Memory, l.Pids = max(l.Memory, sb.asked.Memory), max(l.Pids, sb.asked.Pids)
 		count(sb.rec.Tenant, &l)
 	}
-	for _, p := range s.pool.warm {
-		if claimed != nil && claimed(p) {
-			claimed = nil // one at most
-			continue
-		}
-		count(p.fixed.Tenant, &p.limits)
-	}
-	for _, req := range s.pool.parking {
-		l := req.Limits.WithDefaults(req.Defaults)
-		count(req.Tenant, &l)
-	}
+	all.pids += initPids * int64(len(s.pool.warm)+len(s.pool.parking))
 	ratio := room.Overcommit
 	if ratio <= 0 {
 		ratio = 1

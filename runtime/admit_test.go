@@ -85,23 +85,32 @@ func TestTenantsShareTheRoom(t *testing.T) {
 	create(t, s, sized("b", "one", 50*mib, 1))
 }
 
-// Warm sandboxes take room too, but not twice when one is claimed.
-func TestWarmSandboxesTakeRoom(t *testing.T) {
+// Warm sandboxes leave their limits' room to others, and are admitted when they are claimed.
+func TestWarmSandboxesLeaveRoom(t *testing.T) {
 	b := newBench(t)
-	b.options.Room = runtime.Room{Memory: 500 * mib}
+	b.options.Room = runtime.Room{Memory: 500 * mib, Pids: 120}
 	s := b.open(t)
 	req := request("")
-	req.Name, req.Defaults = "", api.Limits{Memory: 300 * mib}
+	req.Name, req.Defaults = "", api.Limits{Memory: 300 * mib, Pids: 20}
 	if err := s.Park(t.Context(), "pool", req); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Park(t.Context(), "pool", req); !errors.Is(err, runtime.ErrPoolFull) {
-		t.Errorf("a second one: %v", err)
-	}
 	other := sized("", "other", 201*mib, 1)
 	other.Profile.Name = "hardened" // so that it claims none
-	if _, err := s.Create(t.Context(), other); !errors.Is(err, runtime.ErrNoRoom) {
-		t.Errorf("beside it: %v", err)
+	create(t, s, other)
+	if err := s.Park(t.Context(), "pool", req); !errors.Is(err, runtime.ErrPoolFull) {
+		t.Errorf("one that could not be claimed now: %v", err)
+	}
+	if _, err := s.Create(t.Context(), req); !errors.Is(err, runtime.ErrNoRoom) || s.PoolState("pool").Ready != 1 {
+		t.Errorf("a claim beside the other: %v, %+v", err, s.PoolState("pool"))
+	}
+	if err := s.Delete(t.Context(), "other"); err != nil {
+		t.Fatal(err)
+	}
+	most := sized("", "most", mib, 89) // with 16 for its init and 16 of the warm one: 121
+	most.Profile.Name = "hardened"
+	if _, err := s.Create(t.Context(), most); !errors.Is(err, runtime.ErrNoRoom) {
+		t.Errorf("the processes of a warm init are not counted: %v", err)
 	}
 	if rec, err := s.Create(t.Context(), req); err != nil || s.PoolState("pool").Hits != 1 {
 		t.Errorf("claim: %+v, %v", rec, err)

@@ -126,7 +126,7 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, 
 		return nil, nil, err
 	}
 	limits := req.Limits.WithDefaults(req.Defaults)
-	if err := s.admit(req.Tenant, &limits, nil, s.claimable(&req, pooled)); err != nil {
+	if err := s.admit(req.Tenant, &limits, nil); err != nil {
 		return nil, nil, err
 	}
 	name := req.Name

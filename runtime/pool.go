@@ -88,15 +88,6 @@ func (p *warmSandbox) fits(fixed *Request, limits *api.Limits) bool {
 	return p.digest == fixed.ImageDigest && (p.pids == 0 || p.pids == limits.Pids) && reflect.DeepEqual(&p.fixed, fixed)
 }
 
-// claimable returns a predicate for the warm sandboxes that the request may claim.
-func (s *Supervisor) claimable(req *Request, pooled bool) func(*warmSandbox) bool {
-	if !pooled || req.Ephemeral || len(s.pool.warm) == 0 {
-		return nil
-	}
-	fixed, limits := req.fixed(), req.Limits.WithDefaults(req.Defaults)
-	return func(p *warmSandbox) bool { return p.fits(&fixed, &limits) }
-}
-
 // take finds a warm sandbox for the request. If there is none, it counts a miss in the pool of the
 // request's tenant, image and profile. It needs mu.
 func (s *Supervisor) take(req *Request) *warmSandbox {
@@ -226,7 +217,7 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 		return fmt.Errorf("%w: %d sandboxes are the most this daemon holds", ErrPoolFull, s.opts.MaxSandboxes)
 	}
 	limits := req.Limits.WithDefaults(req.Defaults)
-	if err := s.admit(req.Tenant, &limits, nil, nil); err != nil {
+	if err := s.admit(req.Tenant, &limits, nil); err != nil {
 		s.mu.Unlock()
 		return fmt.Errorf("%w: %w", ErrPoolFull, err)
 	}

@@ -137,7 +137,7 @@ func (s *Supervisor) beginStart(ref string, runs bool) (*sandbox, error) {
 		return nil, fmt.Errorf("%w: %s (%s) is %s", ErrNotEnded, sb.rec.Name, sb.rec.ID, sb.rec.State)
 	}
 	if runs {
-		if err := s.admit(sb.rec.Tenant, &sb.rec.Limits, sb, nil); err != nil {
+		if err := s.admit(sb.rec.Tenant, &sb.rec.Limits, sb); err != nil {
 			return nil, err
 		}
 	}

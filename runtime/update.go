@@ -69,7 +69,7 @@ func (s *Supervisor) ask(sb *sandbox, was, next *Record) (release func(), err er
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if next.Limits.Memory > was.Limits.Memory || next.Limits.Pids > was.Limits.Pids {
-		if err := s.admit(was.Tenant, &next.Limits, sb, nil); err != nil {
+		if err := s.admit(was.Tenant, &next.Limits, sb); err != nil {
 			return nil, err
 		}
 	}

@@ -31,7 +31,7 @@ type Client struct {
 	opts Options
 	lock *os.File // lock of the runtime directory
 
-	ranges  sync.Mutex // serializes the mounts of ranges
+	ranges  chan struct{} // semaphore of one that serializes the mounts of ranges
 	mu      sync.Mutex
 	start   chan struct{} // semaphore of one that serializes the starts of a launcher; nil before the first one
 	session *net.UnixConn

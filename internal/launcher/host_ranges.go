@@ -91,13 +91,17 @@ func firstRange(ctx context.Context, o Options) (mounts []*os.File, reason strin
 const rangeRemedy = ": it takes Linux 5.19, CAP_SYS_ADMIN over the host, and a data directory on ext4, xfs or btrfs"
 
 // addRange gives the launcher the mounts of one more range, for a sandbox that found none free when
-// wanted was the next. Requests that come together add one each. Cancelling the creation does not
-// waste the mounts.
+// wanted was the next. Requests that come together add one each. A creation that is cancelled does
+// not wait for its turn; in it, the mounts are not wasted.
 func (c *Client) addRange(ctx context.Context, wanted int) error {
+	select {
+	case c.ranges <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-c.ranges }()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
 	defer cancel()
-	c.ranges.Lock()
-	defer c.ranges.Unlock()
 	c.mu.Lock()
 	number, launcher := max(wanted, c.lastRange+1), c.launchers
 	c.mu.Unlock()

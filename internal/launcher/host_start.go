@@ -65,7 +65,7 @@ func Connect(ctx context.Context, o Options) (_ *Client, started bool, err error
 			err = errors.Join(err, lock.Close())
 		}
 	}()
-	c := &Client{path: o.socket(), opts: o, lock: lock}
+	c := &Client{path: o.socket(), opts: o, lock: lock, ranges: make(chan struct{}, 1)}
 	err = c.openSession(ctx)
 	if errors.Is(err, runtime.ErrUnavailable) {
 		err = c.openSession(ctx) // it was about to end: by now none listens, or another one answers

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -72,7 +72,9 @@ func (d Disk) Short(reserve int64) string {
 type disk struct {
 	reserve int64
 	measure func() (Disk, error)
-	mu      sync.Mutex // serializes evictions
+	// evictions has one at a time, which serves all requests that come meanwhile: a tenant with many
+	// keeps none of the others waiting for more.
+	evictions singleflight.Group
 }
 
 // spareDisk fails if the disk has less free than the reserve, after the files of ended sandboxes
@@ -82,25 +84,13 @@ func (s *core) spareDisk(ctx context.Context) error {
 	if short == "" || err != nil {
 		return err
 	}
-	s.disk.mu.Lock()
-	defer s.disk.mu.Unlock()
-	patience := settleTotal
-	if s.settles(ctx, &patience) {
-		return nil
-	}
-	for _, rec := range evictable(s.supervisor.List(runtime.Filter{AllTenants: true})) {
-		switch err := s.supervisor.DropFiles(ctx, &rec, "the disk was short"); {
-		case err == nil:
-			s.log.Warn("files of an ended sandbox were removed, because the disk is short", "id", rec.ID, "name", rec.Name, "tenant", rec.Tenant, "ended", rec.Reason, "disk", short)
-		case errors.Is(err, runtime.ErrNotEnded), errors.Is(err, runtime.ErrNotFound), errors.Is(err, runtime.ErrState):
-		default:
-			s.log.Warn("files of an ended sandbox could not be removed", "id", rec.ID, "error", err)
-		}
-		if s.settles(ctx, &patience) || ctx.Err() != nil {
-			break
-		}
-	}
-	if ctx.Err() != nil {
+	evicted := s.disk.evictions.DoChan("", func() (any, error) {
+		s.evict(context.WithoutCancel(ctx), short) // a client that hangs up does not end it for the others
+		return nil, nil
+	})
+	select {
+	case <-evicted:
+	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 	if short, err = s.diskShort(); short == "" || err != nil {
@@ -109,10 +99,33 @@ func (s *core) spareDisk(ctx context.Context) error {
 	return class.Mark(class.ErrNoDisk, errors.New(short))
 }
 
+// evict removes files of ended sandboxes until the disk is not short, or none are left. It does not
+// end with a context.
+func (s *core) evict(ctx context.Context, short string) {
+	patience := settleTotal
+	if s.settles(&patience) {
+		return
+	}
+	for _, rec := range evictable(s.supervisor.List(runtime.Filter{AllTenants: true})) {
+		switch err := s.supervisor.DropFiles(ctx, &rec, "the disk was short"); {
+		case err == nil:
+			s.log.Warn("files of an ended sandbox were removed, because the disk is short", "id", rec.ID, "name", rec.Name, "tenant", rec.Tenant, "ended", rec.Reason, "disk", short)
+		case errors.Is(err, runtime.ErrClosed):
+			return
+		case errors.Is(err, runtime.ErrNotEnded), errors.Is(err, runtime.ErrNotFound), errors.Is(err, runtime.ErrState):
+		default:
+			s.log.Warn("files of an ended sandbox could not be removed", "id", rec.ID, "error", err)
+		}
+		if s.settles(&patience) {
+			return
+		}
+	}
+}
+
 // settles reports whether the disk is not short any more. The kernel frees the files of a sandbox
 // that was just killed or removed a moment later, when it has taken its mounts apart: settles waits
 // for that, as long as there is patience left, so that no other files are removed in vain.
-func (s *core) settles(ctx context.Context, patience *time.Duration) bool {
+func (s *core) settles(patience *time.Duration) bool {
 	wait := min(*patience, settleTime)
 	*patience -= wait
 	over := time.NewTimer(wait)
@@ -126,8 +139,6 @@ func (s *core) settles(ctx context.Context, patience *time.Duration) bool {
 		select {
 		case <-look.C:
 		case <-over.C:
-			return false
-		case <-ctx.Done():
 			return false
 		}
 	}

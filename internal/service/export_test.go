@@ -56,6 +56,13 @@ func (s *Service) RemoveOverdue(ctx context.Context, r Retention, now, up time.T
 	s.core.removeOverdue(ctx, r, now, up)
 }
 
+// MeasuresDisk makes the service one whose disk f measures, with a reserve of one byte.
+func (s *Service) MeasuresDisk(f func() (Disk, error)) {
+	s.core.disk.reserve, s.core.disk.measure = 1, f
+}
+
+func (s *Service) SpareDisk(ctx context.Context) error { return s.core.spareDisk(ctx) }
+
 func (s *Service) StartAgain(ctx context.Context, rec *runtime.Record) error {
 	return s.core.startAgain(ctx, rec)
 }

@@ -2,6 +2,8 @@ package libct
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -30,6 +32,20 @@ func readCorePattern() string {
 	return pattern
 }
 
+// coresReason begins the reason for CoresHost in [api.Enforced.Missing].
+const coresReason = "cores: "
+
+// keepCores copies what a creation found about cores to the result of an update: the filter, which
+// decides too, is not kept.
+func keepCores(e, created *api.Enforced) {
+	isReason := func(s string) bool { return strings.HasPrefix(s, coresReason) }
+	e.Cores = created.Cores
+	e.Missing = slices.DeleteFunc(e.Missing, isReason)
+	if i := slices.IndexFunc(created.Missing, isReason); i >= 0 {
+		e.Missing = append(e.Missing, created.Missing[i])
+	}
+}
+
 // cores judges the effect of a crash in a sandbox, for Enforced; missing is the remedy where there
 // is one. A filter that lets programs lower the limit of 1 byte takes its effect away; nil is one
 // that does not.
@@ -38,12 +54,12 @@ func (h *Host) cores(filter *specs.LinuxSeccomp) (what, missing string) {
 	case handler == kernel.CoreFile:
 		return api.CoresNone, ""
 	case handler == kernel.CoreSocket:
-		return api.CoresHost, "cores: the host hands each crash to a service, whatever the limit of cores: " + kernel.CoreRemedy
+		return api.CoresHost, coresReason + "the host hands each crash to a service, whatever the limit of cores: " + kernel.CoreRemedy
 	case h.Core == 0:
-		return api.CoresHost, "cores: the host starts a program for each crash, and only a limit of 1 byte keeps the kernel from it, above the daemon's own: " +
+		return api.CoresHost, coresReason + "the host starts a program for each crash, and only a limit of 1 byte keeps the kernel from it, above the daemon's own: " +
 			"start the daemon with one (systemd: LimitCORE=infinity; a shell: ulimit -Hc unlimited), or " + kernel.CoreRemedy
 	case filter != nil && lowersCores(filter):
-		return api.CoresHost, fmt.Sprintf("cores: the host starts a program for each crash, and the profile's filter lets programs set the limit that keeps the kernel from it: "+
+		return api.CoresHost, fmt.Sprintf(coresReason+"the host starts a program for each crash, and the profile's filter lets programs set the limit that keeps the kernel from it: "+
 			"answer prlimit64 and setrlimit of RLIMIT_CORE (%d) with errno 0, as profile default does", unix.RLIMIT_CORE)
 	}
 	return api.CoresNone, ""

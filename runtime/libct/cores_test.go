@@ -1,6 +1,7 @@
 package libct
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -43,6 +44,29 @@ func TestCoresAreJudged(t *testing.T) {
 		}
 		if limit := coreLimit(&host); limit.Hard != min(1, tc.limit) || limit.Soft != limit.Hard {
 			t.Errorf("%s: %+v", name, limit)
+		}
+	}
+}
+
+// An update knows no filter; what the creation found stays, with its reason, once.
+func TestUpdateKeepsTheReasonOfCores(t *testing.T) {
+	for name, created := range map[string]api.Enforced{
+		"the filter's": {Cores: api.CoresHost, Missing: []string{"io limit: a", coresReason + "b"}},
+		"none":         {Cores: api.CoresNone, Missing: []string{"io limit: a"}},
+	} {
+		for _, found := range []string{"", coresReason + "c"} {
+			updated := api.Enforced{Cores: api.CoresHost, Missing: []string{"swap limit: d"}}
+			want := []string{"swap limit: d"}
+			if found != "" {
+				updated.Missing = append(updated.Missing, found)
+			}
+			if created.Cores == api.CoresHost {
+				want = append(want, coresReason+"b")
+			}
+			keepCores(&updated, &created)
+			if updated.Cores != created.Cores || !slices.Equal(updated.Missing, want) {
+				t.Errorf("%s, %q: %+v", name, found, updated)
+			}
 		}
 	}
 }

@@ -597,11 +597,11 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 		if next.Limits.Nofile != was.Nofile {
 			return api.Enforced{}, fmt.Errorf("nofile limit: each process has its own since its start: %w", runtime.ErrUnenforceable)
 		}
-		cores := enforced.Cores
+		created := enforced
 		if enforced, err = Enforce(&next, &e.host); err != nil {
 			return api.Enforced{}, err
 		}
-		enforced.Cores = cores // the filter, which decides too, is not kept
+		keepCores(&enforced, &created)
 		if next.Limits.Pids != was.Pids && enforced.Pids == "rlimit" {
 			return api.Enforced{}, fmt.Errorf("pids limit: without a cgroup v2 pids controller each process has its own since its start: %w",
 				runtime.ErrUnenforceable)

@@ -138,16 +138,25 @@ func hostLoad(pressure string) (Load, bool) {
 	return Load{Wait: time.Duration(us) * time.Microsecond, Host: true}, true
 }
 
+// maxThreads is the number of threads of an init that are looked at; ours has some ten. The daemon
+// reads them at a time when it has little time itself, and a taken-over init can have thousands.
+const maxThreads = 64
+
 // threads adds the threads of a process up. Those of its first thread alone say little: others
 // work.
 func threads(dir string) (l Load, ok bool) {
-	entries, err := os.ReadDir(dir)
+	d, err := os.Open(dir)
 	if err != nil {
 		return l, false
 	}
-	for _, e := range entries {
+	defer d.Close() // only read
+	names, err := d.Readdirnames(maxThreads)
+	if err != nil {
+		return l, false
+	}
+	for _, name := range names {
 		// Nanoseconds on a processor, nanoseconds of waiting for one, number of turns.
-		b, err := os.ReadFile(filepath.Join(dir, e.Name(), "schedstat"))
+		b, err := os.ReadFile(filepath.Join(dir, name, "schedstat"))
 		if err != nil {
 			continue // it has ended
 		}
@@ -166,7 +175,7 @@ func threads(dir string) (l Load, ok bool) {
 		l.Run += time.Duration(run)
 		l.Wait += time.Duration(wait)
 		ok = true
-		if b, err = os.ReadFile(filepath.Join(dir, e.Name(), "stat")); err == nil {
+		if b, err = os.ReadFile(filepath.Join(dir, name, "stat")); err == nil {
 			if _, state, found := bytes.Cut(b, []byte(") ")); found && len(state) > 0 {
 				l.Due = l.Due || state[0] == 'R' || state[0] == 'D'
 			}

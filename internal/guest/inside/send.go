@@ -12,11 +12,12 @@ import (
 
 // The kernel counts the descriptors in flight over Unix sockets per user of the host. It refuses a
 // sender whose user has more than the sender's RLIMIT_NOFILE (too_many_unix_fds). The user is the
-// sender's real uid, and that of every sandbox's root is the same: descriptors that a program in
-// one sandbox leaves unread count against the inits of all. A higher limit for init alone is
-// impossible: only a program of ours between fork and exec could lower it for good, which the
-// sandbox could stop. So init sends under another of its ids if it has others. The id is
-// unpredictable, and to fill the counts of all takes 65,536 times as much as to fill one.
+// sender's real uid. Init has drawn one of its own, but root of a sandbox can become each id and
+// leave descriptors unread under it, which where ids are shared count against the inits of all. A
+// higher limit for init alone is impossible: only a program of ours between fork and exec could
+// lower it for good, which the sandbox could stop. So init sends under another of its ids if it has
+// others. The id is unpredictable, and to fill the counts of all takes 65,536 times as much as to
+// fill one.
 
 // otherUsers bounds the attempts with another id.
 const otherUsers = 8
