@@ -6,15 +6,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/osthread"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -443,16 +442,13 @@ func TestRunsThatMayNotBeLookedAt(t *testing.T) {
 	if err := errors.Join(os.Chown(filepath.Join(dir, closed), 12345, 12345), os.Chmod(filepath.Join(dir, closed), 0)); err != nil {
 		t.Fatal(err)
 	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		goruntime.LockOSThread() // the thread ends with it, as do its restrictions
+	err := osthread.Run(func() error {
 		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var caps [2]unix.CapUserData
 		err := unix.Capget(&head, &caps[0])
 		caps[0].Effective &^= 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH
 		if err := errors.Join(err, unix.Capset(&head, &caps[0])); err != nil {
-			t.Error(err)
-			return
+			return err
 		}
 		for i := range 2 {
 			runs, err := h.idle(t.Context())
@@ -460,8 +456,11 @@ func TestRunsThatMayNotBeLookedAt(t *testing.T) {
 				t.Errorf("look %d: idle are %+v, %v", i, runs, err)
 			}
 		}
+		return nil
 	})
-	wg.Wait()
+	if err != nil {
+		t.Error(err)
+	}
 	if info, err := os.Stat(filepath.Join(dir, closed)); err != nil || info.Mode().Perm() != 0 {
 		t.Errorf("it is opened: %v, %v", info.Mode(), err)
 	}

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"strings"
 	"testing"
 	"unsafe"
@@ -18,6 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
 	"github.com/sandboxd/sandboxd/internal/httpapi"
+	"github.com/sandboxd/sandboxd/internal/osthread"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -38,13 +38,8 @@ func openDir(t *testing.T) string {
 // dialAs connects with the credentials of another user, which has a number and perhaps no name.
 // They belong to a thread, which must not be used again.
 func dialAs(socket string, uid, gid uint32, groups ...uint32) (net.Conn, error) {
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	done := make(chan result)
-	go func() {
-		goruntime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	var conn net.Conn
+	err := osthread.Run(func() error {
 		list := append([]uint32{gid}, groups...)
 		set := func(call, a, b, c uintptr) error {
 			if _, _, errno := unix.RawSyscall(call, a, b, c); errno != 0 {
@@ -57,24 +52,21 @@ func dialAs(socket string, uid, gid uint32, groups ...uint32) (net.Conn, error) 
 			set(unix.SYS_SETRESGID, uintptr(gid), uintptr(gid), uintptr(gid)),
 			set(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)))
 		if err != nil {
-			done <- result{err: err}
-			return
+			return err
 		}
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err == nil {
 			err = unix.Connect(fd, &unix.SockaddrUnix{Name: socket})
 		}
 		if err != nil {
-			done <- result{err: err}
-			return
+			return err
 		}
 		file := os.NewFile(uintptr(fd), socket)
-		conn, err := net.FileConn(file)
+		conn, err = net.FileConn(file)
 		_ = file.Close() // FileConn has duplicated it
-		done <- result{conn, err}
-	}()
-	r := <-done
-	return r.conn, r.err
+		return err
+	})
+	return conn, err
 }
 
 // as returns the daemon as another user of the host calls it.

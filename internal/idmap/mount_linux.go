@@ -5,9 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/osthread"
 )
 
 // CloneMount returns a copy of the mount that the directory dir is on, attached nowhere, with dir
@@ -61,13 +62,8 @@ func ProbeMounts(dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer mapped.Close() // only a handle
-	done := make(chan error)
-	go func() {
-		goruntime.LockOSThread() // never unlocked: the thread, and its mount namespace, end with the goroutine
-		done <- probeOverlay(tmp, mapped)
-	}()
-	return <-done
+	defer mapped.Close()                                                   // only a handle
+	return osthread.Run(func() error { return probeOverlay(tmp, mapped) }) // in a mount namespace of its own
 }
 
 func probeOverlay(tmp string, mapped *os.File) error {

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"strconv"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/osthread"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -49,7 +49,7 @@ func OpenRanges(setup *Setup, first []*os.File) (*Ranges, error) {
 	}
 	r.work = make(chan func())
 	ready := make(chan error)
-	go r.hold(ready)
+	go func() { _ = osthread.Run(func() error { r.hold(ready); return nil }) }()
 	if err := <-ready; err != nil {
 		return nil, fmt.Errorf("make the mount namespace of the ranges: %w", err)
 	}
@@ -63,9 +63,8 @@ func OpenRanges(setup *Setup, first []*os.File) (*Ranges, error) {
 	return r, nil
 }
 
-// hold is the thread. It is never unlocked, so that no other goroutine runs in its namespace.
+// hold is the thread, on which no other goroutine runs. It does not return, unless it fails.
 func (r *Ranges) hold(ready chan<- error) {
-	goruntime.LockOSThread()
 	err := func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return err

@@ -41,6 +41,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/internal/osthread"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -634,31 +635,26 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 // copy. The init itself could not, because the filter refuses sethostname to everything in the
 // sandbox.
 func (in *instance) setHostname(hostname string) error {
-	failed := make(chan error)
-	go func() {
-		goruntime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		failed <- func() error {
-			conn, err := in.pidfd.SyscallConn()
-			if err != nil {
-				return err
-			}
-			var enter error
-			if err := conn.Control(func(fd uintptr) { enter = unix.Setns(int(fd), unix.CLONE_NEWUTS) }); err != nil {
-				return fmt.Errorf("it is deleted: %w", runtime.ErrNotFound)
-			}
-			if errors.Is(enter, unix.ESRCH) {
-				return fmt.Errorf("it has ended: %w", runtime.ErrNotFound)
-			}
-			if enter != nil {
-				return fmt.Errorf("enter its UTS namespace: %w", enter)
-			}
-			if err := unix.Sethostname([]byte(hostname)); err != nil {
-				return fmt.Errorf("set its hostname: %w", err)
-			}
-			return nil
-		}()
-	}()
-	return <-failed
+	return osthread.Run(func() error {
+		conn, err := in.pidfd.SyscallConn()
+		if err != nil {
+			return err
+		}
+		var enter error
+		if err := conn.Control(func(fd uintptr) { enter = unix.Setns(int(fd), unix.CLONE_NEWUTS) }); err != nil {
+			return fmt.Errorf("it is deleted: %w", runtime.ErrNotFound)
+		}
+		if errors.Is(enter, unix.ESRCH) {
+			return fmt.Errorf("it has ended: %w", runtime.ErrNotFound)
+		}
+		if enter != nil {
+			return fmt.Errorf("enter its UTS namespace: %w", enter)
+		}
+		if err := unix.Sethostname([]byte(hostname)); err != nil {
+			return fmt.Errorf("set its hostname: %w", err)
+		}
+		return nil
+	})
 }
 
 // refusals are the words in which programs report that they cannot have another process or thread:

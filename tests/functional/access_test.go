@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	goruntime "runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/osthread"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
@@ -69,34 +69,25 @@ func TestAnotherUserIsRefused(t *testing.T) {
 // dialAs connects with the credentials of another uid. They belong to a thread, which must not be
 // used again.
 func dialAs(uid int, socket string) (net.Conn, error) {
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	done := make(chan result)
-	go func() {
-		goruntime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	var conn net.Conn
+	err := osthread.Run(func() error {
 		_, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid))
 		if errno != 0 {
-			done <- result{err: errno}
-			return
+			return errno
 		}
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
-			done <- result{err: err}
-			return
+			return err
 		}
 		if err := unix.Connect(fd, &unix.SockaddrUnix{Name: socket}); err != nil {
-			done <- result{err: err}
-			return
+			return err
 		}
 		file := os.NewFile(uintptr(fd), socket)
-		conn, err := net.FileConn(file)
+		conn, err = net.FileConn(file)
 		_ = file.Close() // FileConn has duplicated it
-		done <- result{conn, err}
-	}()
-	r := <-done
-	return r.conn, r.err
+		return err
+	})
+	return conn, err
 }
 
 // Without subordinate ids everything still works, with a single-id map, and is said.

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	goruntime "runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/osthread"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
@@ -87,22 +87,15 @@ func (c *tenant) call(method, path string, body, out any) error {
 func as(t *testing.T, socket string, uid int) *tenant {
 	t.Helper()
 	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		type result struct {
-			conn net.Conn
-			err  error
-		}
-		done := make(chan result)
-		go func() {
-			goruntime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		var conn net.Conn
+		err := osthread.Run(func() (err error) {
 			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
-				done <- result{err: errno}
-				return
+				return errno
 			}
-			conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
-			done <- result{conn, err}
-		}()
-		r := <-done
-		return r.conn, r.err
+			conn, err = new(net.Dialer).DialContext(ctx, "unix", socket)
+			return err
+		})
+		return conn, err
 	}}
 	t.Cleanup(tr.CloseIdleConnections)
 	return &tenant{t, &http.Client{Transport: tr}}
