@@ -252,6 +252,14 @@ func TestSocketOfTenants(t *testing.T) {
 			t.Errorf("%o: %q, want %q", test.mode, got, test.want)
 		}
 	}
+	if os.Geteuid() == 0 {
+		if err := errors.Join(os.Chmod(dir, 0o755), os.Chown(dir, 40002, -1)); err != nil {
+			t.Fatal(err)
+		}
+		if got := uids.SocketRefused(filepath.Join(dir, "api.sock")); !strings.Contains(got, "belongs to uid 40002") {
+			t.Errorf("another user's directory: %q", got)
+		}
+	}
 	if got := uids.SocketRefused(filepath.Join(dir, "no", "api.sock")); !strings.Contains(got, "not there") {
 		t.Error(got)
 	}
