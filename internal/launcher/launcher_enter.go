@@ -208,7 +208,13 @@ func sealedSelf() (*os.File, error) {
 		return nil, fmt.Errorf("chmod memfd: %w", err)
 	}
 	seals := unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
-	if _, err := unix.FcntlInt(exe.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+	// On a busy host the kernel may hold a page for longer than it waits itself (memfd_wait_for_pins,
+	// some 150 ms).
+	err = unix.EBUSY
+	for try := 0; try < 50 && errors.Is(err, unix.EBUSY); try++ {
+		_, err = unix.FcntlInt(exe.Fd(), unix.F_ADD_SEALS, seals)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("seal memfd: %w", err)
 	}
 	return exe, nil

@@ -515,7 +515,11 @@ func stdinFile(data []byte) (_ *os.File, err error) {
 		return nil, fmt.Errorf("make stdin: %w", err)
 	}
 	const seals = unix.F_SEAL_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+	err = unix.EBUSY // while the kernel holds a page, which on a busy host may be longer than it waits
+	for try := 0; try < 50 && errors.Is(err, unix.EBUSY); try++ {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("seal stdin: %w", err)
 	}
 	return f, nil
