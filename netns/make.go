@@ -42,9 +42,11 @@ func (n *Namespace) Close() error {
 // Make makes a namespace, which belongs to the user namespace of the caller, and verifies it. The
 // caller needs CAP_SYS_ADMIN, CAP_NET_ADMIN and CAP_NET_BIND_SERVICE there, and a writable
 // /proc/sys/net. The calling process stays in its own network namespace.
-func Make() (*Namespace, error) {
+func Make() (*Namespace, error) { return makeBy(newPlan()) }
+
+func makeBy(p plan) (*Namespace, error) {
 	n := new(Namespace)
-	if err := onThread(func() error { return n.make(newPlan()) }); err != nil {
+	if err := onThread(func() error { return n.make(p) }); err != nil {
 		return nil, errors.Join(fmt.Errorf("make network namespace: %w", err), n.Close())
 	}
 	return n, nil

@@ -51,6 +51,8 @@ type route struct {
 	src netip.Addr
 }
 
+func (r route) String() string { return fmt.Sprintf("local %s dev lo src %s", r.dst, r.src) }
+
 type chain struct {
 	name   string
 	hook   nftables.ChainHook // of a base chain
@@ -138,7 +140,7 @@ func (p plan) String() string {
 		fmt.Fprintf(&b, "address %s dev lo\n", a)
 	}
 	for _, r := range p.routes {
-		fmt.Fprintf(&b, "route local %s dev lo src %s\n", r.dst, r.src)
+		fmt.Fprintf(&b, "route %s\n", r)
 	}
 	for _, c := range p.chains {
 		fmt.Fprintf(&b, "chain %s\n", c.name)

@@ -143,6 +143,7 @@ func rtnl(change func(*netlink.Handle) error) error {
 	if err != nil {
 		return err
 	}
+	defer h.Close()
 	return change(h)
 }
 
