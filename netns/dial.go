@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dial connects to a port of the sandbox's loopback: for TCP ::1, and 127.0.0.1 if that refuses; for
-// UDP 127.0.0.1. The network is "tcp" or "udp". It does what [Socket] and [Connect] do.
+// Dial connects to a port of the sandbox's loopback: for TCP ::1, and 127.0.0.1 if that refuses;
+// for UDP 127.0.0.1. The network is "tcp" or "udp". It does what [Socket] and [Connect] do.
 func Dial(ctx context.Context, ns *os.File, network string, port uint16) (net.Conn, error) {
 	s, err := Socket(ns, network)
 	if err != nil {
@@ -55,8 +55,8 @@ func Socket(ns *os.File, network string) (*os.File, error) {
 }
 
 // Connect connects a socket of [Socket] to a port of the sandbox's loopback. The connection has a
-// descriptor of its own: the caller closes the socket. A port without a receiver of UDP is seen by a
-// later read or write only.
+// descriptor of its own: the caller closes the socket. If no program receives UDP on the port, a
+// later read or write fails, not Connect.
 func Connect(ctx context.Context, socket *os.File, port uint16) (net.Conn, error) {
 	// In this order: a socket that was connected to a mapped address is not good for IPv6 any more.
 	err := error(unix.ECONNREFUSED)

@@ -1,8 +1,8 @@
 // Package netns makes the network namespaces of sandboxes that have a network.
 //
 // A namespace has one device, lo, so that no packet leaves it. Every address is local there, by a
-// route, and rules of nf_tables give what is sent to an address outside to three sockets. The
-// kernel is the other end of each connection; the gateway, a process outside, holds the sockets:
+// route, and rules of nf_tables give packets for addresses outside to three sockets. The kernel is
+// the other end of each connection; the gateway, a process outside, holds the sockets:
 //
 //	program ── connect 1.2.3.4:443 ──▶ lo ── tproxy ──▶ Stream    the accepted connection's local address is 1.2.3.4:443
 //	        ── UDP to 1.2.3.4:53 ────▶ lo ── tproxy ──▶ DNS       the control message has 1.2.3.4, the answer comes from there

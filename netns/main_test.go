@@ -21,8 +21,8 @@ import (
 )
 
 // The tests run as the launcher does: as root of a user namespace, and in a network namespace of
-// their own. TestMain executes the test binary once more for that. Programs of a sandbox are further
-// executions, in a user namespace below (see [enter]).
+// their own. TestMain executes the test binary once more for that. Programs of a sandbox are
+// further executions, in a user namespace below (see [enter]).
 const (
 	launcherVariable = "NETNS_TEST_LAUNCHER"
 	programVariable  = "NETNS_TEST_PROGRAM"
@@ -31,24 +31,24 @@ const (
 
 const ownID = 1
 
-// Who runs a program in a namespace.
-type who int
+// role is the position of a program in a namespace.
+type role int
 
 const (
-	owner   who = iota // the launcher: the control
-	sameID             // root of a sandbox that has the launcher's uid: no subordinate ids
-	otherID            // root of a sandbox with ids of its own
+	owner   role = iota // the launcher: the control
+	sameID              // root of a sandbox that has the launcher's uid: no subordinate ids
+	otherID             // root of a sandbox with ids of its own
 )
 
 // sandboxes are the kinds of sandboxes that the tests' user can make.
-func sandboxes() []who {
+func sandboxes() []role {
 	if os.Getenv(ownIDVariable) != "" {
-		return []who{sameID, otherID}
+		return []role{sameID, otherID}
 	}
-	return []who{sameID}
+	return []role{sameID}
 }
 
-func (w who) String() string { return [...]string{"launcher", "sandbox with our id", "sandbox"}[w] }
+func (r role) String() string { return [...]string{"launcher", "sandbox with our id", "sandbox"}[r] }
 
 func TestMain(m *testing.M) {
 	if code, handled := Main(os.Args[1:]); handled {
@@ -115,18 +115,18 @@ func inside(t testing.TB, n *Namespace, f func() error) {
 	}
 }
 
-// enter executes this binary in the namespace and returns what the program said. A sandbox has a
-// user namespace of its own, below the one that the network namespace belongs to, as libcontainer
-// makes it; the program has every capability there.
-func enter(t testing.TB, n *Namespace, program string, w who) string {
+// enter executes this binary in the namespace and returns its answer. A sandbox has a user
+// namespace of its own, below the one that the network namespace belongs to, as libcontainer makes
+// it; the program has every capability there.
+func enter(t testing.TB, n *Namespace, program string, r role) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 	cmd.Env = []string{programVariable + "=" + program}
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if w != owner {
+	if r != owner {
 		id := 0
-		if w == otherID {
+		if r == otherID {
 			id = ownID
 		}
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER

@@ -14,7 +14,8 @@ import (
 )
 
 // Namespace is a network namespace and the sockets in it. The caller owns the four files. The
-// namespace lives as long as any of them is open, in this process or another, or a process is in it.
+// namespace lives as long as any of them is open, in this process or another, or a process is in
+// it.
 type Namespace struct {
 	// NS is the namespace, for libcontainer's "path" and for [Socket].
 	NS *os.File

@@ -153,7 +153,7 @@ func TestCloseFrees(t *testing.T) {
 	}
 }
 
-// What cannot be made leaves no descriptor, and the probe says why.
+// A refused namespace leaves no descriptor, and the probe says why.
 func TestRefusedNamespace(t *testing.T) {
 	testenv.RequireUserNS(t)
 	if err := Probe(t.Context()); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	goruntime "runtime"
 	"strings"
 	"testing"
 
@@ -86,7 +87,7 @@ var programs = map[string]func() error{
 	// Ports that no socket of ours has, so that the owner gets them.
 	"bind-low":  func() error { return bind(unix.SOCK_DGRAM, "0.0.0.0", 2) },
 	"bind-low6": func() error { return bind(unix.SOCK_DGRAM, "::1", 2) },
-	// What the tests of [TestPortsAreTheirs] bind.
+	// Ports of our sockets, and all others: see [TestPortsAreTheirs].
 	"bind-stream-any":  func() error { return bind(unix.SOCK_STREAM, "0.0.0.0", portStream) },
 	"bind-stream-lo":   func() error { return bind(unix.SOCK_STREAM, "127.0.0.1", portStream) },
 	"bind-stream-any6": func() error { return bind(unix.SOCK_STREAM, "::", portStream) },
@@ -104,6 +105,28 @@ var programs = map[string]func() error{
 			}
 		}
 		return errors.Join(errs...)
+	},
+	"first-thread": func() error {
+		goruntime.GOMAXPROCS(1) // then the thread that waits for a goroutine runs it
+		first := 0
+		for range 100 {
+			done := make(chan int)
+			go func() { done <- unix.Gettid() }()
+			if <-done == unix.Getpid() {
+				first++
+			}
+			var tid int
+			if err := onThread(func() error { tid = unix.Gettid(); return nil }); err != nil {
+				return err
+			}
+			if tid == unix.Getpid() {
+				return errors.New("onThread has used the first thread")
+			}
+		}
+		if first == 0 {
+			return errors.New("the control: no goroutine ran on the first thread")
+		}
+		return nil
 	},
 	"proc": func() error {
 		var all strings.Builder
@@ -203,9 +226,9 @@ func TestSandboxCannotChangeIt(t *testing.T) {
 		"bind-low": "EACCES", "bind-low6": "EACCES",
 	} {
 		t.Run(program, func(t *testing.T) {
-			for _, w := range sandboxes() {
-				if got := enter(t, n, program, w); got != want {
-					t.Errorf("%s: %s, want %s", w, got, want)
+			for _, r := range sandboxes() {
+				if got := enter(t, n, program, r); got != want {
+					t.Errorf("%s: %s, want %s", r, got, want)
 				}
 			}
 			if got := enter(t, namespace(t), program, owner); got != "done" {
@@ -217,25 +240,26 @@ func TestSandboxCannotChangeIt(t *testing.T) {
 }
 
 // Sysctls are writable for the owner, and for the host's root whatever its capabilities. No sandbox
-// runs as that (internal/idmap), but this test can: with the sysctls changed, the sockets stay ours.
+// runs as the host's root (internal/idmap), but this test can: with the sysctls changed, the
+// sockets stay ours.
 func TestSysctls(t *testing.T) {
-	for _, w := range append(sandboxes(), owner) {
+	for _, r := range append(sandboxes(), owner) {
 		n := namespace(t)
 		want := "EACCES"
-		isHostRoot := w == sameID && os.Getenv(ownIDVariable) != ""
-		if isHostRoot || w == owner {
+		isHostRoot := r == sameID && os.Getenv(ownIDVariable) != ""
+		if isHostRoot || r == owner {
 			want = "done"
 		}
 		for _, program := range []string{"sysctl-port", "sysctl-bind"} {
-			if got := enter(t, n, program, w); got != want {
-				t.Errorf("%s: %s: %s, want %s", w, program, got, want)
+			if got := enter(t, n, program, r); got != want {
+				t.Errorf("%s: %s: %s, want %s", r, program, got, want)
 			}
 		}
 		if !isHostRoot {
 			continue
 		}
 		for _, program := range []string{"bind-stream-any", "bind-stream-lo", "bind-stream-any6", "bind-stream-own", "bind-dns-any", "bind-dns-lo", "bind-dns-any6", "bind-dns-own6"} {
-			if got := enter(t, n, program, w); got != "EADDRINUSE" {
+			if got := enter(t, n, program, r); got != "EADDRINUSE" {
 				t.Errorf("with the sysctls open, %s: %s", program, got)
 			}
 		}
@@ -254,9 +278,9 @@ func TestPortsAreTheirs(t *testing.T) {
 		{"bind-outside6", "EADDRNOTAVAIL", "EADDRNOTAVAIL"},
 		{"bind-usual", "done", "done"},
 	} {
-		for _, w := range sandboxes() {
-			if got := enter(t, n, test.program, w); got != test.sandbox {
-				t.Errorf("%s: %s: %s, want %s", w, test.program, got, test.sandbox)
+		for _, r := range sandboxes() {
+			if got := enter(t, n, test.program, r); got != test.sandbox {
+				t.Errorf("%s: %s: %s, want %s", r, test.program, got, test.sandbox)
 			}
 		}
 		if got := enter(t, n, test.program, owner); got != test.owner {
@@ -265,11 +289,11 @@ func TestPortsAreTheirs(t *testing.T) {
 	}
 }
 
-// A program reads what its own namespace has, which is lo.
+// A program reads about its own namespace only, which has lo.
 func TestSandboxSeesItsOwnOnly(t *testing.T) {
-	for _, w := range sandboxes() {
-		if got := enter(t, namespace(t), "proc", w); got != "done" {
-			t.Errorf("%s: %s", w, got)
+	for _, r := range sandboxes() {
+		if got := enter(t, namespace(t), "proc", r); got != "done" {
+			t.Errorf("%s: %s", r, got)
 		}
 	}
 }

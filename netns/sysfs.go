@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sysfs returns the namespace's sysfs as a mount that is attached nowhere, read-only, for a sandbox to
-// attach (move_mount(2)). A sandbox cannot mount it itself: that takes CAP_SYS_ADMIN over the network
-// namespace. The caller needs it, and a mount namespace of its own with a sysfs of which nothing is
-// covered.
+// Sysfs returns the namespace's sysfs as a mount that is attached nowhere, read-only, for a sandbox
+// to attach (move_mount(2)). A sandbox cannot mount it itself: that takes CAP_SYS_ADMIN over the
+// network namespace. The caller needs the same, and a mount namespace of its own in which no part
+// of sysfs is covered.
 func Sysfs(ns *os.File) (*os.File, error) {
 	m := -1
 	err := onThread(func() error {

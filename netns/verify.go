@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// verify compares the state of the calling thread's namespace with the plan. What the plan does not
-// have must not be there either, except for what the kernel adds by itself.
+// verify compares the state of the calling thread's namespace with the plan. Everything
+// beyond the plan is an error too, except for the kernel's own addresses and routes.
 func (p plan) verify() error {
 	for _, s := range p.sysctls {
 		data, err := os.ReadFile("/proc/sys/net/" + s.name)
@@ -251,9 +251,9 @@ func (r rule) verify(loaded []byte) error {
 	return nil
 }
 
-// within reports whether everything that was sent is in what the kernel returns. A newer kernel may
-// return more attributes, with the defaults that it has used. It leaves out a zero that means
-// nothing, such as the ICMP code of a TCP reset.
+// within reports whether all attributes of a request are in the kernel's answer. A newer kernel may
+// return more attributes, with the defaults that it has used. It leaves out a zero without meaning,
+// such as the ICMP code of a TCP reset.
 func within(sent, got []byte) bool {
 	const flags = nl.Nested | nl.NetByteOrder
 	if bytes.Equal(sent, got) {
