@@ -117,7 +117,10 @@ func (p plan) apply() error {
 		return fmt.Errorf("set lo up: %w", err)
 	}
 	for _, a := range p.addresses {
-		if err := h.AddrAdd(lo, &netlink.Addr{IPNet: ipNet(a), Flags: unix.IFA_F_NODAD}); err != nil {
+		// The kernel adds the local route of an IPv6 address some time later. Without the last flag there
+		// would be a route meanwhile that is not local, and packets for the address would be refused.
+		const flags = unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE
+		if err := h.AddrAdd(lo, &netlink.Addr{IPNet: ipNet(a), Flags: flags}); err != nil {
 			return fmt.Errorf("add address %s: %w", a, err)
 		}
 	}

@@ -110,8 +110,8 @@ func TestCloseFrees(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := descriptors(t); got != before+4 {
-		t.Errorf("%d descriptors more, not 4", got-before)
+	if got := since(t, before); got != 4 {
+		t.Errorf("%d descriptors more, not 4", got)
 	}
 	const number, groupNSID = 77, 28 // RTNLGRP_NSID
 	if err := netlink.SetNetNsIdByFd(int(n.NS.Fd()), number); err != nil {
@@ -148,8 +148,8 @@ func TestCloseFrees(t *testing.T) {
 			break
 		}
 	}
-	if got := descriptors(t); got != before+1 { // of events
-		t.Errorf("%d descriptors are left", got-before-1)
+	if got := since(t, before); got != 1 { // events
+		t.Errorf("%d descriptors are left", got-1)
 	}
 }
 
@@ -170,15 +170,15 @@ func TestRefusedNamespace(t *testing.T) {
 	before := descriptors(t)
 	n, made := Make()
 	probed := Probe(t.Context())
-	after := descriptors(t)
+	left := since(t, before)
 	if err := os.WriteFile(limit, was, 0); err != nil {
 		t.Fatal(err)
 	}
 	if n != nil || !errors.Is(made, unix.ENOSPC) {
 		t.Errorf("made %v, %v", n, made)
 	}
-	if after != before {
-		t.Errorf("%d descriptors are left", after-before)
+	if left != 0 {
+		t.Errorf("%d descriptors are left", left)
 	}
 	if _, ok := errors.AsType[*kernel.UnsupportedError](probed); !ok {
 		t.Errorf("the probe says %v", probed)
@@ -195,8 +195,8 @@ func TestMakeVerifies(t *testing.T) {
 	if n != nil || err == nil || !strings.Contains(err.Error(), "verify: sysctl") {
 		t.Errorf("made %v, %v", n, err)
 	}
-	if got := descriptors(t); got != before {
-		t.Errorf("%d descriptors are left", got-before)
+	if got := since(t, before); got != 0 {
+		t.Errorf("%d descriptors are left", got)
 	}
 }
 
@@ -251,16 +251,28 @@ func TestPlanIsKnown(t *testing.T) {
 	}
 }
 
-// descriptors counts the namespaces and sockets that this process has open.
-func descriptors(t *testing.T) (count int) {
+// descriptors returns the namespaces and sockets that this process has open, by inode.
+func descriptors(t *testing.T) map[string]bool {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)
 	}
+	all := make(map[string]bool)
 	for _, e := range entries {
 		to, err := os.Readlink("/proc/self/fd/" + e.Name())
 		if err == nil && (strings.HasPrefix(to, "net:") || strings.HasPrefix(to, "socket:")) {
+			all[to] = true
+		}
+	}
+	return all
+}
+
+// since returns the number of descriptors that were not there before.
+func since(t *testing.T, before map[string]bool) (count int) {
+	t.Helper()
+	for d := range descriptors(t) {
+		if !before[d] {
 			count++
 		}
 	}

@@ -82,7 +82,7 @@ func (p plan) verifyRoutes() error {
 		switch {
 		case r.LinkIndex != loIndex:
 			return fmt.Errorf("route %s does not end at lo", r)
-		case r.Protocol == unix.RTPROT_KERNEL: // with lo and each address
+		case r.Protocol == unix.RTPROT_KERNEL && r.Table == unix.RT_TABLE_LOCAL: // with each address
 		case r.Type != unix.RTN_LOCAL || r.Table != unix.RT_TABLE_MAIN || r.Dst == nil || r.Src == nil:
 			return fmt.Errorf("route %s is none of ours", r)
 		default:
