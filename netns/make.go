@@ -120,7 +120,14 @@ func (p plan) apply() error {
 		// The kernel adds the local route of an IPv6 address some time later. Without the last flag there
 		// would be a route meanwhile that is not local, and packets for the address would be refused.
 		const flags = unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE
-		if err := h.AddrAdd(lo, &netlink.Addr{IPNet: ipNet(a), Flags: flags}); err != nil {
+		add := func() error { return h.AddrAdd(lo, &netlink.Addr{IPNet: ipNet(a), Flags: flags}) }
+		err := add()
+		if errors.Is(err, unix.EACCES) && a.Addr().Is6() {
+			if err = enableIPv6(); err == nil {
+				err = add()
+			}
+		}
+		if err != nil {
 			return fmt.Errorf("add address %s: %w", a, err)
 		}
 	}
@@ -130,6 +137,17 @@ func (p plan) apply() error {
 		})
 		if err != nil {
 			return fmt.Errorf("add route %s: %w", r.dst, err)
+		}
+	}
+	return nil
+}
+
+// enableIPv6 is for hosts that have it off in new namespaces (ipv6.disable_ipv6=1 at boot, or the
+// sysctl where namespaces inherit).
+func enableIPv6() error {
+	for _, name := range []string{"all", "lo"} {
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("0"), 0); err != nil {
+			return fmt.Errorf("enable IPv6: %w", err)
 		}
 	}
 	return nil

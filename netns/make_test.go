@@ -200,6 +200,21 @@ func TestMakeVerifies(t *testing.T) {
 	}
 }
 
+// On a host that has IPv6 off in new namespaces, ours have it.
+func TestIPv6IsEnabled(t *testing.T) {
+	testenv.RequireUserNS(t)
+	p := newPlan()
+	for _, name := range []string{"all", "lo"} {
+		p.sysctls = append(p.sysctls, sysctl{"ipv6/conf/" + name + "/disable_ipv6", "1"})
+	}
+	must(t, onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		return errors.Join(p.apply(), newPlan().verify())
+	}))
+}
+
 // Sysfs shows the devices of the namespace, and cannot be written to.
 func TestSysfs(t *testing.T) {
 	n := namespace(t)

@@ -73,16 +73,8 @@ const tableName = "sandboxd"
 func newPlan() plan {
 	return plan{
 		sysctls: []sysctl{
+			// Each name below /proc/sys/net is looked up among those of all namespaces: fewer is faster.
 			{"ipv4/ip_unprivileged_port_start", fmt.Sprint(firstPort)},
-			// Some hosts set these for new namespaces too. With IPv6 off there would be no address, and a
-			// forwarding namespace treats redirects and errors as a router does.
-			{"ipv6/conf/all/disable_ipv6", "0"},
-			{"ipv6/conf/lo/disable_ipv6", "0"},
-			{"ipv4/ip_forward", "0"},
-			{"ipv6/conf/all/forwarding", "0"},
-			// A local route makes every address answer: an echo is refused by rule, not by this.
-			{"ipv4/icmp_echo_ignore_all", "0"},
-			{"ipv6/icmp/echo_ignore_all", "0"},
 		},
 		addresses: []netip.Prefix{netip.PrefixFrom(Address4, 32), netip.PrefixFrom(Address6, 128)},
 		routes: []route{
