@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -385,4 +386,27 @@ func TestDial(t *testing.T) {
 		t.Error("a network that there is not")
 	}
 	empty(t, n)
+}
+
+// A server that accepts nothing fills its queue; a connection then waits, as long as its context.
+func TestDialEndsWithItsContext(t *testing.T) {
+	n := namespace(t)
+	inside(t, n, func() error {
+		s, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = unix.Close(s) })
+		return errors.Join(unix.Bind(s, &unix.SockaddrInet6{Port: 80}), unix.Listen(s, 0))
+	})
+	c, err := Dial(t.Context(), n.NS, "tcp", 80) // the only one that there is room for
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	go cancel()
+	if _, err := Dial(ctx, n.NS, "tcp", 80); !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
 }
