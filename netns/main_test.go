@@ -121,7 +121,7 @@ func inside(t testing.TB, n *Namespace, f func() error) {
 func enter(t testing.TB, n *Namespace, program string, r role) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
-	cmd.Env = []string{programVariable + "=" + program}
+	cmd.Env = []string{programVariable + "=" + program, "GORACE=atexit_sleep_ms=0"} // else a second each with -race
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if r != owner {
