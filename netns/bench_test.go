@@ -36,6 +36,7 @@ var ways = []struct {
 	{"A", wayA},
 	{"C", wayC},
 	{"H", func(b *testing.B) *way {
+		b.Helper()
 		n := namespace(b)
 		return &way{client: n.NS, gateway: listener(b, n.Stream), to: outside, teardown: func() {}}
 	}},
@@ -45,6 +46,7 @@ var outside = unix.SockaddrInet4{Port: 443, Addr: [4]byte{8, 8, 8, 8}}
 
 // wayC has a listener for each port in place of nf_tables.
 func wayC(b *testing.B) *way {
+	b.Helper()
 	w := &way{to: outside, teardown: func() {}}
 	must(b, onThread(func() (err error) {
 		p := newPlan()
@@ -67,6 +69,7 @@ func wayC(b *testing.B) *way {
 
 // wayA has a gateway's namespace behind a veth.
 func wayA(b *testing.B) *way {
+	b.Helper()
 	w := &way{to: outside}
 	var gateway *os.File
 	must(b, onThread(func() (err error) {

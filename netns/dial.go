@@ -51,7 +51,7 @@ func Socket(ns *os.File, network string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make socket in network namespace: %w", err)
 	}
-	return os.NewFile(uintptr(fd), network), nil //nolint:gosec // a descriptor is not negative
+	return os.NewFile(uintptr(fd), network), nil
 }
 
 // Connect connects a socket of [Socket] to a port of the sandbox's loopback. The connection has a
@@ -87,7 +87,7 @@ func isStream(socket *os.File) (bool, error) {
 	var kind int
 	var failed error
 	err = raw.Control(func(fd uintptr) {
-		kind, failed = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_TYPE) //nolint:gosec // a descriptor
+		kind, failed = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_TYPE)
 	})
 	return kind == unix.SOCK_STREAM, errors.Join(err, os.NewSyscallError("getsockopt", failed))
 }
@@ -106,7 +106,7 @@ func connect(ctx context.Context, socket *os.File, to unix.Sockaddr) error {
 	err = raw.Write(func(fd uintptr) (done bool) {
 		// A second call returns the result, and after a failure the socket can be connected again. To read
 		// SO_ERROR would leave it in between.
-		failed = unix.Connect(int(fd), to) //nolint:gosec // a descriptor
+		failed = unix.Connect(int(fd), to)
 		return !errors.Is(failed, unix.EINPROGRESS) && !errors.Is(failed, unix.EALREADY)
 	})
 	if ctx.Err() != nil && err != nil {

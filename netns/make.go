@@ -201,7 +201,7 @@ func listen(port int) (*os.File, error) {
 	if err := unix.Listen(fd, backlog); err != nil {
 		return nil, errors.Join(os.NewSyscallError("listen", err), unix.Close(fd))
 	}
-	return os.NewFile(uintptr(fd), "listener"), nil //nolint:gosec // a descriptor is not negative
+	return os.NewFile(uintptr(fd), "listener"), nil
 }
 
 // receive returns a datagram socket for both families.
@@ -213,7 +213,7 @@ func receive(port int) (*os.File, error) {
 	if err := unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1); err != nil {
 		return nil, errors.Join(os.NewSyscallError("setsockopt", err), unix.Close(fd))
 	}
-	return os.NewFile(uintptr(fd), "dns"), nil //nolint:gosec // a descriptor is not negative
+	return os.NewFile(uintptr(fd), "dns"), nil
 }
 
 // open returns a transparent socket for both families, bound to a port. Neither SO_REUSEADDR nor

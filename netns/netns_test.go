@@ -144,8 +144,13 @@ func TestOtherProtocolsAreRefused(t *testing.T) {
 		to           string
 		answer, code byte // of ICMP or ICMPv6
 	}{
-		{"8.8.8.8", 3, 13}, {"2600::1", 1, 1}, {"192.0.2.53", 3, 13},
-		{"127.0.0.1", 0, 0}, {"::1", 129, 0}, {"192.0.2.1", 0, 0}, {"2001:db8::1", 129, 0}, // the controls
+		{"8.8.8.8", 3, 13},
+		{"2600::1", 1, 1},
+		{"192.0.2.53", 3, 13},
+		{"127.0.0.1", 0, 0},
+		{"::1", 129, 0},
+		{"192.0.2.1", 0, 0},
+		{"2001:db8::1", 129, 0}, // the controls
 	} {
 		network, echo := "ip4:icmp", byte(8)
 		if strings.Contains(test.to, ":") {

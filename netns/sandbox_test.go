@@ -271,10 +271,14 @@ func TestSysctls(t *testing.T) {
 func TestPortsAreTheirs(t *testing.T) {
 	n := namespace(t)
 	for _, test := range []struct{ program, sandbox, owner string }{
-		{"bind-stream-any", "EACCES", "EADDRINUSE"}, {"bind-stream-lo", "EACCES", "EADDRINUSE"},
-		{"bind-stream-any6", "EACCES", "EADDRINUSE"}, {"bind-stream-own", "EACCES", "EADDRINUSE"},
-		{"bind-dns-any", "EACCES", "EADDRINUSE"}, {"bind-dns-lo", "EACCES", "EADDRINUSE"},
-		{"bind-dns-any6", "EACCES", "EADDRINUSE"}, {"bind-dns-own6", "EACCES", "EADDRINUSE"},
+		{"bind-stream-any", "EACCES", "EADDRINUSE"},
+		{"bind-stream-lo", "EACCES", "EADDRINUSE"},
+		{"bind-stream-any6", "EACCES", "EADDRINUSE"},
+		{"bind-stream-own", "EACCES", "EADDRINUSE"},
+		{"bind-dns-any", "EACCES", "EADDRINUSE"},
+		{"bind-dns-lo", "EACCES", "EADDRINUSE"},
+		{"bind-dns-any6", "EACCES", "EADDRINUSE"},
+		{"bind-dns-own6", "EACCES", "EADDRINUSE"},
 		{"bind-outside6", "EADDRNOTAVAIL", "EADDRNOTAVAIL"},
 		{"bind-usual", "done", "done"},
 	} {

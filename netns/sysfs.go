@@ -32,5 +32,5 @@ func Sysfs(ns *os.File) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mount sysfs of network namespace: %w", err)
 	}
-	return os.NewFile(uintptr(m), "sysfs"), nil //nolint:gosec // a descriptor is not negative
+	return os.NewFile(uintptr(m), "sysfs"), nil
 }

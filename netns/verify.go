@@ -305,7 +305,7 @@ func verifySocket(file *os.File, kind, port int, ns *unix.Stat_t) error {
 	var failed error
 	err = raw.Control(func(fd uintptr) {
 		failed = func() error {
-			s := int(fd) //nolint:gosec // a descriptor
+			s := int(fd)
 			at, err := unix.Getsockname(s)
 			if err != nil {
 				return os.NewSyscallError("getsockname", err)
@@ -318,10 +318,14 @@ func verifySocket(file *os.File, kind, port int, ns *unix.Stat_t) error {
 				stream, datagram = 1, 0
 			}
 			for _, o := range []struct{ level, option, want int }{
-				{unix.SOL_SOCKET, unix.SO_TYPE, kind}, {unix.SOL_SOCKET, unix.SO_ACCEPTCONN, stream},
-				{unix.SOL_SOCKET, unix.SO_REUSEADDR, 0}, {unix.SOL_SOCKET, unix.SO_REUSEPORT, 0},
-				{unix.SOL_IPV6, unix.IPV6_V6ONLY, 0}, {unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1},
-				{unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, datagram}, {unix.SOL_IP, unix.IP_TRANSPARENT, 1},
+				{unix.SOL_SOCKET, unix.SO_TYPE, kind},
+				{unix.SOL_SOCKET, unix.SO_ACCEPTCONN, stream},
+				{unix.SOL_SOCKET, unix.SO_REUSEADDR, 0},
+				{unix.SOL_SOCKET, unix.SO_REUSEPORT, 0},
+				{unix.SOL_IPV6, unix.IPV6_V6ONLY, 0},
+				{unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1},
+				{unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, datagram},
+				{unix.SOL_IP, unix.IP_TRANSPARENT, 1},
 			} {
 				got, err := unix.GetsockoptInt(s, o.level, o.option)
 				if err != nil {
