@@ -1,0 +1,235 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	goruntime "runtime"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Namespace is a network namespace and the sockets in it. The caller owns the four files. The
+// namespace lives as long as any of them is open, in this process or another, or a process is in
+// it.
+type Namespace struct {
+	// NS is the namespace, for libcontainer's "path" and for [Socket].
+	NS *os.File
+	// Stream listens for TCP to every address that is not the sandbox's own, except port 53. The local
+	// address of an accepted connection is the destination that the program connected to.
+	Stream *os.File
+	// DNS receives UDP to port 53. Its control message (IPV6_PKTINFO) has the destination; an answer
+	// that is sent with the same control message comes from there.
+	DNS *os.File
+	// DNSTCP is like Stream, for port 53.
+	DNSTCP *os.File
+}
+
+// Close closes the four files.
+func (n *Namespace) Close() error {
+	var errs []error
+	for _, f := range []*os.File{n.Stream, n.DNS, n.DNSTCP, n.NS} {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Make makes a namespace, which belongs to the user namespace of the caller, and verifies it. The
+// caller needs CAP_SYS_ADMIN, CAP_NET_ADMIN and CAP_NET_BIND_SERVICE there, and a writable
+// /proc/sys/net. The calling process stays in its own network namespace.
+func Make() (*Namespace, error) { return makeBy(newPlan()) }
+
+func makeBy(p plan) (*Namespace, error) {
+	n := new(Namespace)
+	if err := onThread(func() error { return n.make(p) }); err != nil {
+		return nil, errors.Join(fmt.Errorf("make network namespace: %w", err), n.Close())
+	}
+	return n, nil
+}
+
+func (n *Namespace) make(p plan) (err error) {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("unshare: %w", err)
+	}
+	if n.NS, err = os.Open("/proc/thread-self/ns/net"); err != nil {
+		return err
+	}
+	if err := p.apply(); err != nil {
+		return err
+	}
+	if n.Stream, err = listen(portStream); err != nil {
+		return fmt.Errorf("listen for TCP: %w", err)
+	}
+	if n.DNSTCP, err = listen(portDNSTCP); err != nil {
+		return fmt.Errorf("listen for DNS over TCP: %w", err)
+	}
+	if n.DNS, err = receive(portDNS); err != nil {
+		return fmt.Errorf("open DNS socket: %w", err)
+	}
+	if err := errors.Join(p.verify(), n.verifySockets()); err != nil {
+		return fmt.Errorf("verify: %w", err)
+	}
+	return nil
+}
+
+// onThread runs f on a thread that ends after it, so that f may leave the thread in any namespace.
+func onThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		// Never unlocked: the runtime ends the thread with the goroutine.
+		goruntime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The runtime cannot end the first thread, and /proc/PID shows its namespaces as the process's.
+			// While this goroutine holds it, the next one gets another.
+			done <- onThread(f)
+			goruntime.UnlockOSThread()
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+// apply sets the calling thread's namespace up. It is empty before: rules come first, so that there
+// is no moment without them.
+func (p plan) apply() error {
+	for _, s := range p.sysctls {
+		if err := os.WriteFile("/proc/sys/net/"+s.name, []byte(s.value), 0); err != nil {
+			return fmt.Errorf("set sysctl: %w", err)
+		}
+	}
+	if err := p.applyRules(); err != nil {
+		return fmt.Errorf("load nf_tables rules: %w", err)
+	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open routing socket: %w", err)
+	}
+	defer h.Close()
+	lo := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: loIndex}}
+	if err := h.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("set lo up: %w", err)
+	}
+	for _, a := range p.addresses {
+		// The kernel adds the local route of an IPv6 address some time later. Without the last flag there
+		// would be a route meanwhile that is not local, and packets for the address would be refused.
+		const flags = unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE
+		add := func() error { return h.AddrAdd(lo, &netlink.Addr{IPNet: ipNet(a), Flags: flags}) }
+		err := add()
+		if errors.Is(err, unix.EACCES) && a.Addr().Is6() {
+			if err = enableIPv6(); err == nil {
+				err = add()
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("add address %s: %w", a, err)
+		}
+	}
+	for _, r := range p.routes {
+		err := h.RouteAdd(&netlink.Route{
+			LinkIndex: loIndex, Dst: ipNet(r.dst), Src: r.src.AsSlice(), Table: unix.RT_TABLE_MAIN, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST,
+		})
+		if err != nil {
+			return fmt.Errorf("add route %s: %w", r.dst, err)
+		}
+	}
+	return nil
+}
+
+// enableIPv6 is for hosts that have it off in new namespaces (ipv6.disable_ipv6=1 at boot, or the
+// sysctl where namespaces inherit).
+func enableIPv6() error {
+	for _, name := range []string{"all", "lo"} {
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("0"), 0); err != nil {
+			return fmt.Errorf("enable IPv6: %w", err)
+		}
+	}
+	return nil
+}
+
+// loIndex is the number of lo in every network namespace (LOOPBACK_IFINDEX).
+const loIndex = 1
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// applyRules loads all rules in one batch.
+func (p plan) applyRules() error {
+	c, err := nftables.New(nftables.AsLasting())
+	if err != nil {
+		return err
+	}
+	table := c.AddTable(&nftables.Table{Name: tableName, Family: nftables.TableFamilyINet})
+	for i := range p.chains {
+		chain := &nftables.Chain{Name: p.chains[i].name, Table: table}
+		if p.chains[i].isBase {
+			policy := p.chains[i].policy()
+			chain.Type, chain.Hooknum, chain.Priority, chain.Policy = nftables.ChainTypeFilter, &p.chains[i].hook, nftables.ChainPriorityMangle, &policy
+		}
+		c.AddChain(chain)
+		for _, r := range p.chains[i].rules {
+			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: r.exprs})
+		}
+	}
+	return errors.Join(c.Flush(), c.CloseLasting())
+}
+
+func (c chain) policy() nftables.ChainPolicy {
+	if c.drop {
+		return nftables.ChainPolicyDrop
+	}
+	return nftables.ChainPolicyAccept
+}
+
+// backlog is the number of connections that wait for the gateway, up to net.core.somaxconn. It is
+// the kernel's default.
+const backlog = 4096
+
+// listen returns a listener for both families.
+func listen(port int) (*os.File, error) {
+	fd, err := open(unix.SOCK_STREAM, port)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Listen(fd, backlog); err != nil {
+		return nil, errors.Join(os.NewSyscallError("listen", err), unix.Close(fd))
+	}
+	return os.NewFile(uintptr(fd), "listener"), nil
+}
+
+// receive returns a datagram socket for both families.
+func receive(port int) (*os.File, error) {
+	fd, err := open(unix.SOCK_DGRAM, port)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1); err != nil {
+		return nil, errors.Join(os.NewSyscallError("setsockopt", err), unix.Close(fd))
+	}
+	return os.NewFile(uintptr(fd), "dns"), nil
+}
+
+// open returns a transparent socket for both families, bound to a port. Neither SO_REUSEADDR nor
+// SO_REUSEPORT is set: no second socket gets the port.
+func open(kind, port int) (int, error) {
+	fd, err := unix.Socket(unix.AF_INET6, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, os.NewSyscallError("socket", err)
+	}
+	for _, o := range []struct{ option, value int }{{unix.IPV6_V6ONLY, 0}, {unix.IPV6_TRANSPARENT, 1}} {
+		if err := unix.SetsockoptInt(fd, unix.SOL_IPV6, o.option, o.value); err != nil {
+			return -1, errors.Join(os.NewSyscallError("setsockopt", err), unix.Close(fd))
+		}
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet6{Port: port}); err != nil {
+		return -1, errors.Join(os.NewSyscallError("bind", err), unix.Close(fd))
+	}
+	return fd, nil
+}
