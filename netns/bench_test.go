@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/osthread"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -48,7 +49,7 @@ var outside = unix.SockaddrInet4{Port: 443, Addr: [4]byte{8, 8, 8, 8}}
 func wayC(b *testing.B) *way {
 	b.Helper()
 	w := &way{to: outside, teardown: func() {}}
-	must(b, onThread(func() (err error) {
+	must(b, osthread.Run(func() (err error) {
 		p := newPlan()
 		p.chains = nil
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -72,14 +73,14 @@ func wayA(b *testing.B) *way {
 	b.Helper()
 	w := &way{to: outside}
 	var gateway *os.File
-	must(b, onThread(func() (err error) {
+	must(b, osthread.Run(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}
 		w.client, err = os.Open("/proc/thread-self/ns/net")
 		return err
 	}))
-	must(b, onThread(func() (err error) {
+	must(b, osthread.Run(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}
@@ -107,7 +108,7 @@ func wayA(b *testing.B) *way {
 		w.gateway, err = net.FileListener(f)
 		return err
 	}))
-	must(b, onThread(func() error {
+	must(b, osthread.Run(func() error {
 		if err := unix.Setns(int(w.client.Fd()), unix.CLONE_NEWNET); err != nil {
 			return err
 		}
@@ -189,7 +190,7 @@ func openWay(b *testing.B, open func(*testing.B) *way, serve func(c *net.TCPConn
 // run runs the client on a thread in its namespace, with blocking calls.
 func (w *way) run(b *testing.B, f func() error) {
 	b.Helper()
-	must(b, onThread(func() error {
+	must(b, osthread.Run(func() error {
 		if w.client != nil {
 			if err := unix.Setns(int(w.client.Fd()), unix.CLONE_NEWNET); err != nil {
 				return err
@@ -271,7 +272,7 @@ func BenchmarkStream(b *testing.B) {
 // bare makes a namespace as the kernel has it: the least that a sandbox of any network takes.
 func bare() (*Namespace, error) {
 	n := new(Namespace)
-	return n, onThread(func() (err error) {
+	return n, osthread.Run(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/osthread"
 )
 
 // Dial connects to a port of the sandbox's loopback: for TCP ::1, and 127.0.0.1 if that refuses;
@@ -35,7 +37,7 @@ func Socket(ns *os.File, network string) (*os.File, error) {
 		return nil, fmt.Errorf("make socket in network namespace: network %q is neither tcp nor udp", network)
 	}
 	var fd int
-	err := onThread(func() (err error) {
+	err := osthread.Run(func() (err error) {
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			return os.NewSyscallError("setns", err)
 		}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/kernel"
+	"github.com/sandboxd/sandboxd/internal/osthread"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -104,7 +105,7 @@ func namespace(t testing.TB) *Namespace {
 // inside runs f on a thread in the namespace, with the launcher's privileges.
 func inside(t testing.TB, n *Namespace, f func() error) {
 	t.Helper()
-	err := onThread(func() error {
+	err := osthread.Run(func() error {
 		if err := unix.Setns(int(n.NS.Fd()), unix.CLONE_NEWNET); err != nil {
 			return err
 		}

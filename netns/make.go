@@ -6,11 +6,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	goruntime "runtime"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/osthread"
 )
 
 // Namespace is a network namespace and the sockets in it. The caller owns the four files. The
@@ -47,7 +48,7 @@ func Make() (*Namespace, error) { return makeBy(newPlan()) }
 
 func makeBy(p plan) (*Namespace, error) {
 	n := new(Namespace)
-	if err := onThread(func() error { return n.make(p) }); err != nil {
+	if err := osthread.Run(func() error { return n.make(p) }); err != nil {
 		return nil, errors.Join(fmt.Errorf("make network namespace: %w", err), n.Close())
 	}
 	return n, nil
@@ -76,24 +77,6 @@ func (n *Namespace) make(p plan) (err error) {
 		return fmt.Errorf("verify: %w", err)
 	}
 	return nil
-}
-
-// onThread runs f on a thread that ends after it, so that f may leave the thread in any namespace.
-func onThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		// Never unlocked: the runtime ends the thread with the goroutine.
-		goruntime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The runtime cannot end the first thread, and /proc/PID shows its namespaces as the process's.
-			// While this goroutine holds it, the next one gets another.
-			done <- onThread(f)
-			goruntime.UnlockOSThread()
-			return
-		}
-		done <- f()
-	}()
-	return <-done
 }
 
 // apply sets the calling thread's namespace up. It is empty before: rules come first, so that there

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/kernel"
+	"github.com/sandboxd/sandboxd/internal/osthread"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -207,7 +208,7 @@ func TestIPv6IsEnabled(t *testing.T) {
 	for _, name := range []string{"all", "lo"} {
 		p.sysctls = append(p.sysctls, sysctl{"ipv6/conf/" + name + "/disable_ipv6", "1"})
 	}
-	must(t, onThread(func() error {
+	must(t, osthread.Run(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}

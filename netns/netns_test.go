@@ -330,13 +330,6 @@ func TestTheCallerStays(t *testing.T) {
 	}
 }
 
-// The first thread of a process is the one that /proc/PID shows, and it never ends.
-func TestTheFirstThreadIsSpared(t *testing.T) {
-	if got := enter(t, namespace(t), "first-thread", owner); got != "done" {
-		t.Error(got)
-	}
-}
-
 func TestDial(t *testing.T) {
 	n := namespace(t)
 	serve(t, n, "tcp4", "127.0.0.1:8080")

@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	goruntime "runtime"
 	"strings"
 	"testing"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/osthread"
 )
 
 // programs are what runs in a namespace, by name: see [enter].
@@ -74,7 +75,7 @@ var programs = map[string]func() error{
 		if err != nil {
 			return err
 		}
-		return onThread(func() error { return unix.Setns(ns, unix.CLONE_NEWNET) })
+		return osthread.Run(func() error { return unix.Setns(ns, unix.CLONE_NEWNET) })
 	},
 	"socket-namespace": func() error {
 		s, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
@@ -105,28 +106,6 @@ var programs = map[string]func() error{
 			}
 		}
 		return errors.Join(errs...)
-	},
-	"first-thread": func() error {
-		goruntime.GOMAXPROCS(1) // then the thread that waits for a goroutine runs it
-		first := 0
-		for range 100 {
-			done := make(chan int)
-			go func() { done <- unix.Gettid() }()
-			if <-done == unix.Getpid() {
-				first++
-			}
-			var tid int
-			if err := onThread(func() error { tid = unix.Gettid(); return nil }); err != nil {
-				return err
-			}
-			if tid == unix.Getpid() {
-				return errors.New("onThread has used the first thread")
-			}
-		}
-		if first == 0 {
-			return errors.New("the control: no goroutine ran on the first thread")
-		}
-		return nil
 	},
 	"proc": func() error {
 		var all strings.Builder

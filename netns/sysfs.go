@@ -5,6 +5,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/osthread"
 )
 
 // Sysfs returns the namespace's sysfs as a mount that is attached nowhere, read-only, for a sandbox
@@ -13,7 +15,7 @@ import (
 // of sysfs is covered.
 func Sysfs(ns *os.File) (*os.File, error) {
 	m := -1
-	err := onThread(func() error {
+	err := osthread.Run(func() error {
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			return os.NewSyscallError("setns", err)
 		}
