@@ -495,7 +495,7 @@ func (f *flow) record(err error) {
 	e.Duration = f.n.opts.Now().Sub(f.begin)
 	e.Out, e.In = f.out.Load(), f.in.Load()
 	f.mu.Lock()
-	if f.aborted != nil {
+	if refused := (*refusal)(nil); f.aborted != nil && !errors.As(err, &refused) {
 		err = f.aborted
 	}
 	recorded := f.recorded && f.server == nil

@@ -151,7 +151,7 @@ func (p *proxy) admitRequest(q *sniff.Request) error {
 // exchange passes one request on and waits for the end of its response. It returns errLast if no
 // request may follow.
 func (p *proxy) exchange(q *sniff.Request) error {
-	e := &exchange{request: q, done: make(chan struct{})}
+	e := &exchange{request: q, done: make(chan struct{}), complete: q.Body == sniff.Body{}}
 	event := p.flow.event(Request)
 	event.Time, event.Method, event.Path = p.n.opts.Now(), q.Method, q.Path.String()
 	out, in := p.out.Load(), p.in.Load()
@@ -201,10 +201,10 @@ func (p *proxy) sendRequest(e *exchange) error {
 	if err := p.send(e.request.Raw); err != nil {
 		return err
 	}
-	err := copyBody(e.request.Body, p.client, func(b []byte) error {
+	err := copyBody(e.request.Body, p.client, func(b []byte, last bool) error {
 		e.mu.Lock()
 		withdrawn := e.withdrawn
-		e.begun = true
+		e.begun, e.complete = true, last // before it is sent: the response may follow at once
 		e.mu.Unlock()
 		if withdrawn {
 			return errWithdrawn
@@ -217,9 +217,6 @@ func (p *proxy) sendRequest(e *exchange) error {
 	} else if err != nil {
 		return err
 	}
-	e.mu.Lock()
-	e.complete = true
-	e.mu.Unlock()
 	if _, err := p.client.reader().Peek(1); !errors.Is(err, io.EOF) {
 		return err
 	}
@@ -233,8 +230,9 @@ func endsWithResponse(err error) bool {
 	return errors.Is(err, errWithdrawn) || isTimeout(err) || errors.As(err, &op) && op.Op == "write"
 }
 
-// copyBody passes on a body and no byte more.
-func copyBody(b sniff.Body, from *stream, pass func([]byte) error) error {
+// copyBody passes on a body and no byte more. last comes with its last bytes, unless it ends with the
+// connection.
+func copyBody(b sniff.Body, from *stream, pass func(b []byte, last bool) error) error {
 	switch {
 	case b.Chunked:
 		for {
@@ -242,17 +240,18 @@ func copyBody(b sniff.Body, from *stream, pass func([]byte) error) error {
 			if err != nil {
 				return err
 			}
-			if err := pass(line); err != nil || size == 0 {
+			if err := pass(line, size == 0); err != nil || size == 0 {
 				return err
 			}
-			if err := copyExactly(size, from, pass); err != nil {
+			err = copyExactly(size, from, func(b []byte, _ bool) error { return pass(b, false) })
+			if err != nil {
 				return err
 			}
 			end, err := sniff.ReadChunkEnd(from.reader())
 			if err != nil {
 				return err
 			}
-			if err := pass(end); err != nil {
+			if err := pass(end, false); err != nil {
 				return err
 			}
 		}
@@ -260,7 +259,8 @@ func copyBody(b sniff.Body, from *stream, pass func([]byte) error) error {
 		return copyExactly(b.Length, from, pass)
 	default:
 		for {
-			if err := from.chunk(math.MaxInt64, pass); errors.Is(err, io.EOF) {
+			err := from.chunk(math.MaxInt64, func(b []byte) error { return pass(b, false) })
+			if errors.Is(err, io.EOF) {
 				return nil
 			} else if err != nil {
 				return err
@@ -269,11 +269,11 @@ func copyBody(b sniff.Body, from *stream, pass func([]byte) error) error {
 	}
 }
 
-func copyExactly(left int64, from *stream, pass func([]byte) error) error {
+func copyExactly(left int64, from *stream, pass func(b []byte, last bool) error) error {
 	for left > 0 {
 		err := from.chunk(left, func(b []byte) error {
 			left -= int64(len(b))
-			return pass(b)
+			return pass(b, left == 0)
 		})
 		if errors.Is(err, io.EOF) {
 			return io.ErrUnexpectedEOF
@@ -362,7 +362,7 @@ func (p *proxy) response(e *exchange) (end responseEnd) {
 		}
 		e.mu.Unlock()
 		if end.err = p.receive(head.Raw); end.err == nil {
-			end.err = copyBody(head.Body, p.server, p.receive)
+			end.err = copyBody(head.Body, p.server, func(b []byte, _ bool) error { return p.receive(b) })
 		}
 		end.last = end.last || head.Body.Length < 0 && !head.Body.Chunked
 		return end

@@ -115,7 +115,7 @@ func newWorld(t testing.TB, doc string, change ...func(*Options, *limits)) *worl
 	}
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		if err := w.n.ServeDNS(context.Background(), w.udp); err != nil {
+		if err := w.n.ServeDNS(context.Background(), w.udp); err != nil && !errors.Is(err, net.ErrClosed) {
 			t.Errorf("ServeDNS: %v", err)
 		}
 	})
