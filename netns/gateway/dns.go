@@ -281,10 +281,11 @@ func explain(v policy.Verdict) string {
 	return v.Reason + " (rule " + v.Rule + ")"
 }
 
-// ServeDNS answers the messages of a UDP socket until it is closed or ctx ends. Each answer leaves
-// from the address that the question went to, which takes IP_TRANSPARENT where that is no address
-// of the namespace; see [PrepareDNS].
+// ServeDNS answers the messages of a UDP socket until it is closed or ctx ends, and closes it. Each
+// answer leaves from the address that the question went to, which takes IP_TRANSPARENT where that is
+// no address of the namespace; see [PrepareDNS].
 func (n *Network) ServeDNS(ctx context.Context, c *net.UDPConn) error {
+	defer c.Close()
 	if !n.begin() {
 		return net.ErrClosed
 	}

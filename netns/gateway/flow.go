@@ -43,6 +43,7 @@ type flow struct {
 // Serve accepts connections of the sandbox until the listener is closed or ctx ends. Their local
 // addresses are the destinations, as those of a transparent listener are. It closes the listener.
 func (n *Network) Serve(ctx context.Context, l *net.TCPListener) error {
+	defer l.Close()
 	if !n.begin() {
 		return net.ErrClosed
 	}
@@ -51,7 +52,6 @@ func (n *Network) Serve(ctx context.Context, l *net.TCPListener) error {
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	defer context.AfterFunc(n.ctx, cancel)()
-	defer l.Close()
 	for {
 		c, err := l.AcceptTCP()
 		switch {

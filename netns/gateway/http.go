@@ -330,11 +330,12 @@ func (p *proxy) response(e *exchange) (end responseEnd) {
 	for range maxInterim {
 		head, err := sniff.ReadResponse(p.server.reader(), e.request.Method)
 		var bad *sniff.MalformedError
-		if errors.As(err, &bad) {
-			err = fmt.Errorf("read the response of %s: it has %w", p.dst, err)
-		}
-		if err != nil {
-			end.err = err
+		switch {
+		case errors.As(err, &bad):
+			end.err = fmt.Errorf("read the response of %s: it has %w", p.dst, err)
+			return end
+		case err != nil:
+			end.err = fmt.Errorf("read the response of %s: %w", p.dst, err)
 			return end
 		}
 		end.status = head.Status

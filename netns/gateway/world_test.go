@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -25,12 +26,11 @@ import (
 // came to, and the gateway dials the server that stands for an address. The host's resolver is a
 // table.
 type world struct {
-	t       testing.TB
-	n       *Network
-	events  chan Event
-	recover []Event // read from events
-	clock   *clock
-	udp     *net.UDPConn
+	t      testing.TB
+	n      *Network
+	events chan Event
+	clock  *clock
+	udp    *net.UDPConn
 
 	mu        sync.Mutex // guards those below
 	hosts     map[string][]netip.Addr
@@ -343,6 +343,17 @@ func (w *world) all() []Event {
 func wasReset(c *net.TCPConn) (read []byte, reset bool) {
 	read, err := io.ReadAll(c)
 	return read, err != nil && strings.Contains(err.Error(), "connection reset by peer")
+}
+
+// reset connects to an address at which that is refused at once, and reads to the end. The reset may
+// come before connect has returned.
+func (w *world) reset(dst string) (read []byte, reset bool) {
+	c, err := w.dialContext(w.t.Context(), netip.MustParseAddrPort(dst))
+	if err != nil {
+		return nil, errors.Is(err, syscall.ECONNRESET)
+	}
+	defer c.Close()
+	return wasReset(c)
 }
 
 // get sends bytes and reads one response.
