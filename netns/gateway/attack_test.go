@@ -50,11 +50,11 @@ func (s *recorded) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.requests = append(s.requests, r.Method+" "+r.Host+" "+r.URL.Path)
-	io.Copy(io.Discard, r.Body) //nolint:errcheck // it is looked at by its effects
+	_, _ = io.Copy(io.Discard, r.Body) // it is looked at by its effects
 }
 
-// newAttacked is a world with the policy above, whose servers record what comes to them: HTTP on the
-// ports 80 and 8080, anything elsewhere.
+// newAttacked is a world with the policy above. Its servers speak HTTP on the ports 80 and 8080,
+// and read anything elsewhere.
 func newAttacked(t *testing.T) (*world, *recorded) {
 	w := newWorld(t, attacked)
 	seen := &recorded{}
@@ -68,7 +68,7 @@ func newAttacked(t *testing.T) (*world, *recorded) {
 		}
 		for _, port := range []string{"22", "443", "853", "5432"} {
 			w.raw(addr+":"+port, func(c *net.TCPConn) {
-				io.Copy(io.Discard, c) //nolint:errcheck // events tell whether bytes came
+				_, _ = io.Copy(io.Discard, c) // events tell whether bytes came
 			})
 		}
 	}
@@ -97,7 +97,7 @@ func getFrom(host, path string) string {
 	return "GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\n\r\n"
 }
 
-// Attacks over TCP. All are refused, with an event, and the server sees only what is allowed.
+// Attacks over TCP. All are refused, with an event. The server sees nothing else.
 var attacks = map[string]struct {
 	resolve string // that a program inside asks for before it connects
 	dst     string

@@ -23,14 +23,14 @@ type Budget struct {
 	Hosts int64
 	// Queries is the number of DNS questions.
 	Queries int64
-	// NameBytes is the total length of the names that the host's resolver is asked. It bounds what can
-	// be smuggled out in names below an allowed suffix; a guess by entropy would not.
+	// NameBytes is the total length of the names that the host's resolver is asked. It bounds a tunnel
+	// through names below an allowed suffix, which a guess by entropy would not.
 	NameBytes int64
 	// ConnectionRate and QueryRate are per second. A burst of two seconds' worth is allowed.
 	ConnectionRate, QueryRate float64
 }
 
-// A ledger holds what a network has used of its budget.
+// A ledger holds the used part of a budget.
 type ledger struct {
 	budget           Budget
 	now              func() time.Time
@@ -95,7 +95,7 @@ func (l *ledger) received(n int) string {
 	return take(&l.in, int64(n), l.budget.BytesIn, "bytes in")
 }
 
-// host counts a name, or an address if the name is absent. Without a budget for hosts it keeps none.
+// host counts a name, or an address if the name is absent. Without a budget it keeps none.
 func (l *ledger) host(n policy.Name, addr netip.Addr) string {
 	if l.budget.Hosts <= 0 {
 		return ""

@@ -18,12 +18,12 @@ const (
 	kindHTTP // also what only looks like it, so that the strict reader refuses it
 )
 
-// classify looks at the first bytes of a client and consumes none. It waits for as many as it needs,
-// at most a line.
+// classify looks at the first bytes of a client and consumes none. It waits for as many as it
+// needs, at most a line.
 //
-// What a lenient server could take for HTTP has to be told from the text of other protocols: a first
-// word that could be a method, and HTTP/ in the same line. Line ends in front count as HTTP, because
-// servers skip them.
+// A lenient server takes more for HTTP than the standard does. A first word that could be a method,
+// with HTTP/ in the same line, therefore counts as HTTP. So do line ends in front, which servers
+// skip.
 func classify(r *bufio.Reader) (kind, error) {
 	first, err := r.Peek(1)
 	switch {

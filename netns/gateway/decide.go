@@ -43,9 +43,9 @@ func (n *Network) admit(dst netip.AddrPort) (v policy.Verdict, unread bool) {
 	return v, unread
 }
 
-// flows returns what the policy has to allow, all of it, for a connection on which the client named
-// a host. A name that the address was not resolved for must not open anything, but denials of it
-// count.
+// claimed returns the flows that the policy must allow, each of them, for a connection on which the
+// client named a host. A name that the address was not resolved for must not open anything, but
+// denials of it count.
 func (n *Network) claimed(dst netip.AddrPort, name policy.Name) []policy.Flow {
 	switch {
 	case name.IsZero():

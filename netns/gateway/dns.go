@@ -35,8 +35,8 @@ type query struct {
 	size     int // that the client accepts over UDP
 }
 
-// parseQuery reads a message. ok is false if it must not be answered; otherwise any code but success
-// is the answer.
+// parseQuery reads a message. ok is false if it must not be answered. Otherwise any code but
+// success is the answer.
 func parseQuery(msg []byte) (q query, code dnsmessage.RCode, ok bool) {
 	var p dnsmessage.Parser
 	h, err := p.Start(msg)
@@ -216,7 +216,7 @@ func (n *Network) lookup(q *query, ask question, event Event, limit int) []byte 
 	return q.reply(dnsmessage.RCodeSuccess, addrs, event.Reason, limit)
 }
 
-// anyName allows every name on every port, and so exactly the addresses that need no CIDR in a rule.
+// anyName allows every name on every port, and so exactly the addresses that need no CIDR.
 var anyName = sync.OnceValue(func() *policy.Policy {
 	p, err := policy.Parse([]byte(`{version: 1, rules: [{allow: "*", ports: any}]}`))
 	if err != nil {
@@ -229,7 +229,7 @@ var anyName = sync.OnceValue(func() *policy.Policy {
 // about the last of the others.
 func (n *Network) reachable(ask question, found []netip.Addr) (addrs []netip.Addr, refusal policy.Verdict) {
 	p := n.policy.Load()
-	for _, a := range found {
+	for _, a := range found[:min(len(found), 2*maxAddresses)] { // each refused one costs a thousand questions
 		if a = a.Unmap(); a.Is4() == ask.ipv6 || len(addrs) == maxAddresses {
 			continue // a mapped address in an AAAA record among them
 		}
@@ -243,8 +243,8 @@ func (n *Network) reachable(ask question, found []netip.Addr) (addrs []netip.Add
 }
 
 // likelyPorts are those that connections to a special-purpose address are looked for on, beside the
-// first 1024. A policy cannot be asked about all ports of an address at once. An address that a rule
-// opens on other ports only is not in answers; it is reached by its number.
+// first 1024. A policy cannot be asked about all ports of an address at once. An address that a
+// rule opens on other ports only is not in answers; it is reached by its number.
 var likelyPorts = [...]uint16{
 	1433, 1521, 1883, 2049, 2375, 2379, 3000, 3128, 3306, 3389, 4000, 4222, 4873, 5000, 5001, 5432, 5671, 5672, 5900, 6379, 6443, 7000, 7860, 8000, 8001, 8008,
 	8080, 8081, 8082, 8083, 8086, 8088, 8090, 8123, 8200, 8443, 8500, 8529, 8883, 8888, 9000, 9001, 9042, 9090, 9092, 9200, 9300, 9418, 9443, 11211, 11434, 15672,
@@ -282,7 +282,7 @@ func explain(v policy.Verdict) string {
 }
 
 // ServeDNS answers the messages of a UDP socket until it is closed or ctx ends, and closes it. Each
-// answer leaves from the address that the question went to, which takes IP_TRANSPARENT where that is
+// answer leaves from the address that the question went to. That takes IP_TRANSPARENT where it is
 // no address of the namespace; see [PrepareDNS].
 func (n *Network) ServeDNS(ctx context.Context, c *net.UDPConn) error {
 	defer c.Close()
@@ -292,7 +292,7 @@ func (n *Network) ServeDNS(ctx context.Context, c *net.UDPConn) error {
 	defer n.wg.Done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(ctx, func() { c.Close() })()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	defer context.AfterFunc(n.ctx, cancel)()
 	buf, oob := make([]byte, maxQuery+1), make([]byte, 256)
 	for {
@@ -308,7 +308,7 @@ func (n *Network) ServeDNS(ctx context.Context, c *net.UDPConn) error {
 		from := sourceOf(oob[:oobSize])
 		send := func(msg []byte) {
 			if msg != nil {
-				c.WriteMsgUDPAddrPort(msg, from, client) //nolint:errcheck // a client that is gone
+				_, _, _ = c.WriteMsgUDPAddrPort(msg, from, client) // a client that is gone
 			}
 		}
 		later := func(lookup func() []byte) {
@@ -337,7 +337,9 @@ func (n *Network) ServeDNS(ctx context.Context, c *net.UDPConn) error {
 func (n *Network) serveStream(f *flow) error {
 	f.setProtocol("dns")
 	for {
-		f.waitHead()
+		if err := f.waitHead(); err != nil {
+			return err
+		}
 		var prefix [2]byte
 		if _, err := io.ReadFull(f.client.conn, prefix[:]); errors.Is(err, io.EOF) {
 			return nil

@@ -9,8 +9,8 @@ import (
 )
 
 // PrepareDNS makes a UDP socket report the address that each message was sent to, for
-// [Network.ServeDNS]. Where tproxy sends messages for other addresses to it, it needs IP_TRANSPARENT
-// too, which takes privilege over its namespace.
+// [Network.ServeDNS]. Where tproxy sends messages for other addresses to it, it needs
+// IP_TRANSPARENT too, which takes privilege over its namespace.
 func PrepareDNS(c syscall.Conn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {

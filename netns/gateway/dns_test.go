@@ -104,7 +104,7 @@ func TestDNSAnswers(t *testing.T) {
 	}
 }
 
-// What a resolver answers that an attacker owns.
+// Answers of a resolver that an attacker owns.
 func TestDNSRebinding(t *testing.T) {
 	w := newDNS(t)
 	for i, tc := range []struct {
@@ -248,19 +248,19 @@ func TestDNSTruncates(t *testing.T) {
 	c := w.dial("8.8.8.8:53")
 	for range 2 {
 		msg := question1(t, name, dnsmessage.TypeAAAA, false)
-		c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(msg))), msg...))
+		_, _ = c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(msg))), msg...))
 		var size uint16
 		if err := binary.Read(c, binary.BigEndian, &size); err != nil {
 			t.Fatal(err)
 		}
 		b := make([]byte, size)
-		io.ReadFull(c, b) //nolint:errcheck // seen by the next line
+		_, _ = io.ReadFull(c, b) // seen by the next line
 		var r dnsmessage.Message
 		if err := r.Unpack(b); err != nil || r.Truncated || len(r.Answers) != maxAddresses {
 			t.Errorf("TCP: %v, %+v, %d answers", err, r.Header, len(r.Answers))
 		}
 	}
-	c.CloseWrite()
+	_ = c.CloseWrite()
 	if b, err := io.ReadAll(c); len(b) != 0 || err != nil {
 		t.Errorf("at the end: %q, %v", b, err)
 	}
@@ -275,7 +275,7 @@ func TestDNSOverTCPRefuses(t *testing.T) {
 	} {
 		w := newDNS(t)
 		c := w.dial("8.8.8.8:53")
-		io.WriteString(c, in)
+		_, _ = io.WriteString(c, in)
 		if b, reset := wasReset(c); len(b) > 0 || !reset {
 			t.Errorf("%s: %q, reset %v", name, b, reset)
 		}
@@ -364,12 +364,12 @@ func TestDNSAnswersFromTheAddressAsked(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client.Write(question1(t, "evil.test", dnsmessage.TypeA, false))
+		_, _ = client.Write(question1(t, "evil.test", dnsmessage.TypeA, false))
 		if size, err := client.Read(make([]byte, 512)); size == 0 || err != nil {
 			t.Errorf("%s at %s: %v", tc.ask, tc.listen, err)
 		}
-		client.Close()
-		c.Close()
+		_ = client.Close()
+		_ = c.Close()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}

@@ -23,8 +23,9 @@
 //     The server is dialled only when the name has been checked.
 //   - On other ports the server is dialled at once and may speak first, as those of SSH, SMTP and
 //     MySQL do. Nothing of the client is passed on before its first bytes are understood: TLS and
-//     HTTP are checked as on the ports of the web. Other protocols name no host and pass. The wait for
-//     the first byte of the client is that of an idle connection; from then on it is that of a head.
+//     HTTP are checked as on the ports of the web. Other protocols name no host and pass. The first
+//     byte of the client may be as long in coming as on an idle connection, the rest of the head
+//     may not. A protocol whose clients begin with a word of text and no line end does not work.
 //
 // Each request of a plain HTTP connection is checked. Requests and responses follow each other one
 // at a time, so that a refusal stands in its place. The only upgrade is that to WebSocket.

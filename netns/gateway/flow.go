@@ -50,7 +50,7 @@ func (n *Network) Serve(ctx context.Context, l *net.TCPListener) error {
 	defer n.wg.Done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(ctx, func() { l.Close() })()
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
 	defer context.AfterFunc(n.ctx, cancel)()
 	for {
 		c, err := l.AcceptTCP()
@@ -74,10 +74,10 @@ func (n *Network) Serve(ctx context.Context, l *net.TCPListener) error {
 // accept starts a flow, or refuses it for a reason that no byte of it could change.
 func (n *Network) accept(c *net.TCPConn) {
 	// From here on a death of the process is a reset: it must not look like an orderly end.
-	c.SetLinger(0) //nolint:errcheck // of a connection that is gone
+	_ = c.SetLinger(0) // fails on a connection that is gone
 	s, err := newStream(c)
 	if err != nil {
-		c.Close()
+		_ = c.Close()
 		return
 	}
 	now := n.opts.Now()
@@ -94,10 +94,10 @@ func (n *Network) accept(c *net.TCPConn) {
 	switch {
 	case closed:
 		f.cancel()
-		c.Close()
+		_ = c.Close()
 	case full:
 		f.cancel()
-		c.Close()
+		_ = c.Close()
 		f.record(refuse("more than %d connections at once", n.limits.flows))
 	default:
 		go f.run()
@@ -114,9 +114,9 @@ func (f *flow) run() {
 	}
 	f.cancel()
 	f.headDone()
-	f.client.conn.Close()
+	_ = f.client.conn.Close()
 	if f.server != nil {
-		f.server.conn.Close()
+		_ = f.server.conn.Close()
 	}
 	f.n.mu.Lock()
 	delete(f.n.flows, f)
@@ -127,7 +127,7 @@ func (f *flow) run() {
 // finish makes the close that follows an orderly one.
 func (f *flow) finish(s *stream) {
 	if s != nil {
-		s.conn.SetLinger(-1) //nolint:errcheck // of a connection that is gone
+		_ = s.conn.SetLinger(-1) // fails on a connection that is gone
 	}
 }
 
@@ -159,8 +159,8 @@ func (f *flow) serve() error {
 	}
 }
 
-// refuseEarly refuses a connection before its bytes were read. On port 80 it reads them, so that the
-// program is told the reason.
+// refuseEarly refuses a connection before its bytes were read. On port 80 it reads them, so that
+// the program is told the reason.
 func (f *flow) refuseEarly(err error) error {
 	if f.dst.Port() == 80 && f.waitHead() == nil {
 		if kind, kindErr := classify(f.client.reader()); kindErr == nil && kind == kindHTTP {
@@ -227,7 +227,7 @@ func (f *flow) serveAny() error {
 		return f.relay(down, hello)
 	case kindHTTP:
 		// The proxy reads responses itself, from the first byte.
-		f.server.conn.SetReadDeadline(past) //nolint:errcheck // ends the relay of what the server sends
+		_ = f.server.conn.SetReadDeadline(past) // ends the relay from the server
 		err := <-down
 		switch {
 		case f.in.Load() > 0:
@@ -235,7 +235,7 @@ func (f *flow) serveAny() error {
 		case !isTimeout(err):
 			return f.proxy(fmt.Errorf("%s closed the connection before the request", f.dst))
 		}
-		f.server.conn.SetReadDeadline(time.Time{}) //nolint:errcheck // as above
+		_ = f.server.conn.SetReadDeadline(time.Time{}) // as above
 		return f.proxy(nil)
 	default:
 		if err := f.allowUnnamed(); err != nil {
@@ -262,18 +262,18 @@ func isTimeout(err error) bool {
 	return errors.As(err, &e) && e.Timeout()
 }
 
-// stop ends the relay of what the server sends and returns the error that ends the flow.
+// stop ends the relay from the server and returns the error that ends the flow.
 func (f *flow) stop(down <-chan error, err error) error {
-	f.server.conn.Close()
-	f.client.conn.Close()
+	_ = f.server.conn.Close()
+	_ = f.client.conn.Close()
 	if first := <-down; first != nil && errors.Is(err, net.ErrClosed) {
 		return first
 	}
 	return err
 }
 
-// readHello reads a ClientHello, asks the policy about its name and dials. It returns the bytes that
-// it read.
+// readHello reads a ClientHello and asks the policy about its name. It returns the bytes that it
+// read.
 func (f *flow) readHello() ([]byte, error) {
 	f.setProtocol("tls")
 	hello, raw, err := sniff.ReadClientHello(f.client.reader())
@@ -304,16 +304,16 @@ func (f *flow) dial() error {
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", f.dst, err)
 	}
-	c.SetLinger(0) //nolint:errcheck // as for the client
+	_ = c.SetLinger(0) // as for the client
 	s, err := newStream(c)
 	if err != nil {
-		c.Close()
+		_ = c.Close()
 		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.aborted != nil {
-		c.Close()
+		_ = c.Close()
 		return f.aborted
 	}
 	f.server = s
@@ -342,7 +342,7 @@ func (f *flow) relay(down <-chan error, first ...[]byte) error {
 	return <-down
 }
 
-// goDown starts to pass on what the server sends. The channel gets nil when that has ended in order.
+// goDown starts the relay from the server. The channel gets nil at its orderly end.
 func (f *flow) goDown() <-chan error {
 	down := make(chan error, 1)
 	go func() { down <- f.down() }()
@@ -446,11 +446,11 @@ func (f *flow) abort(reason error) {
 	server := f.server
 	f.mu.Unlock()
 	f.cancel()
-	f.client.conn.SetLinger(0) //nolint:errcheck // of a connection that is gone
-	f.client.conn.Close()
+	_ = f.client.conn.SetLinger(0) // fails on a connection that is gone
+	_ = f.client.conn.Close()
 	if server != nil {
-		server.conn.SetLinger(0) //nolint:errcheck // as above
-		server.conn.Close()
+		_ = server.conn.SetLinger(0) // as above
+		_ = server.conn.Close()
 	}
 }
 

@@ -69,18 +69,18 @@ func (f *flow) proxy(refused error) error {
 	orderly := err == nil || errors.Is(err, errLast)
 	if p.ended != nil {
 		if !orderly {
-			f.server.conn.Close()
+			_ = f.server.conn.Close()
 			f.client.conn.Close() // a response may be on its way to it
 		}
-		f.server.conn.SetReadDeadline(past) //nolint:errcheck // it ends the goroutine of responses
+		_ = f.server.conn.SetReadDeadline(past) // it ends the goroutine of responses
 		<-p.ended
 	}
 	if !orderly {
 		return err
 	}
 	closeWrite(f.client.conn)
-	f.client.conn.SetReadDeadline(time.Now().Add(lingerTime)) //nolint:errcheck // of a connection that is gone
-	io.CopyN(io.Discard, f.client.conn, lingerBytes)          //nolint:errcheck // see lingerBytes
+	_ = f.client.conn.SetReadDeadline(time.Now().Add(lingerTime)) // of a connection that is gone
+	_, _ = io.CopyN(io.Discard, f.client.conn, lingerBytes)       // see lingerBytes
 	return nil
 }
 
@@ -159,8 +159,8 @@ func (p *proxy) exchange(q *sniff.Request) error {
 	err := p.sendRequest(e)
 	fatal := err != nil && !endsWithResponse(err)
 	if fatal {
-		p.server.conn.Close()
-		p.client.conn.Close()
+		_ = p.server.conn.Close()
+		_ = p.client.conn.Close()
 	}
 	select {
 	case <-e.done:
@@ -230,8 +230,8 @@ func endsWithResponse(err error) bool {
 	return errors.Is(err, errWithdrawn) || isTimeout(err) || errors.As(err, &op) && op.Op == "write"
 }
 
-// copyBody passes on a body and no byte more. last comes with its last bytes, unless it ends with the
-// connection.
+// copyBody passes on a body and no byte more. last comes with its last bytes, unless it ends with
+// the connection.
 func copyBody(b sniff.Body, from *stream, pass func(b []byte, last bool) error) error {
 	switch {
 	case b.Chunked:
@@ -295,7 +295,7 @@ func (p *proxy) responses() {
 		case e = <-p.pending:
 		default:
 			// The end of an idle connection. A response that was not asked for, such as 408, ends it too.
-			p.client.conn.SetReadDeadline(past) //nolint:errcheck // see above
+			_ = p.client.conn.SetReadDeadline(past) // stop to wait for the client
 			return
 		}
 		if err != nil {
@@ -311,8 +311,8 @@ func (p *proxy) responses() {
 		e.mu.Unlock()
 		last := e.end.last || e.end.err != nil
 		if last {
-			p.client.conn.SetReadDeadline(past)  //nolint:errcheck // see above
-			p.server.conn.SetWriteDeadline(past) //nolint:errcheck // see above
+			_ = p.client.conn.SetReadDeadline(past)  // stop to wait for the client
+			_ = p.server.conn.SetWriteDeadline(past) // stop to wait for the client
 		}
 		upgraded := e.end.upgraded
 		close(e.done)
@@ -384,7 +384,7 @@ func (p *proxy) upgraded() error {
 		<-p.ended
 		return p.downErr
 	}
-	p.server.conn.Close()
+	_ = p.server.conn.Close()
 	if <-p.ended; p.downErr != nil && errors.Is(err, net.ErrClosed) {
 		err = p.downErr
 	}
@@ -429,8 +429,8 @@ func (p *proxy) respond(q *sniff.Request, status int, reason, rule string) error
 	return errLast
 }
 
-// isRecorded notes that the events of requests tell all that there is to tell of the flow, unless it
-// led to a server.
+// isRecorded notes that the events of requests tell everything about the flow, unless it led to a
+// server.
 func (f *flow) isRecorded() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -68,7 +68,7 @@ type Network struct {
 	mu     sync.Mutex // guards those below
 	closed bool
 	flows  map[*flow]struct{}
-	wg     sync.WaitGroup // of what is counted in flows, lookups and services
+	wg     sync.WaitGroup // counts flows, lookups and calls of Serve and ServeDNS
 }
 
 // New returns a network that serves nothing yet. The caller closes it.

@@ -15,8 +15,8 @@ const bufferSize = 64 << 10
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, bufferSize); return &b }}
 
-// A stream reads one side of a flow: heads through a small buffer, bulk through a pooled one that it
-// holds only while there are bytes.
+// A stream reads one side of a flow: heads through a small buffer, bulk through a pooled one that
+// it holds only while there are bytes.
 type stream struct {
 	conn *net.TCPConn
 	raw  syscall.RawConn
@@ -43,7 +43,7 @@ func (s *stream) chunk(limit int64, f func([]byte) error) error {
 		if err == nil {
 			err = f(b)
 		}
-		s.head.Discard(len(b)) //nolint:errcheck // they were just seen
+		_, _ = s.head.Discard(len(b)) // they were just seen
 		return err
 	}
 	var buf *[]byte

@@ -164,11 +164,10 @@ func (w *world) serve(dst, server string) {
 }
 
 // http starts an HTTP server for an address.
-func (w *world) http(dst string, h http.HandlerFunc) *httptest.Server {
+func (w *world) http(dst string, h http.HandlerFunc) {
 	s := httptest.NewServer(h)
 	w.t.Cleanup(s.Close)
 	w.serve(dst, s.Listener.Addr().String())
-	return s
 }
 
 // raw starts a server that handles each connection with f, and closes it then.
@@ -192,7 +191,7 @@ func (w *world) raw(dst string, f func(*net.TCPConn)) {
 		}
 	})
 	w.t.Cleanup(func() {
-		l.Close()
+		_ = l.Close()
 		w.n.Close() // ends connections that f reads from
 		all.Wait()
 	})
@@ -205,7 +204,7 @@ func (w *world) dial(dst string) *net.TCPConn {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Cleanup(func() { c.Close() })
+	w.t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
@@ -345,8 +344,8 @@ func wasReset(c *net.TCPConn) (read []byte, reset bool) {
 	return read, err != nil && strings.Contains(err.Error(), "connection reset by peer")
 }
 
-// reset connects to an address at which that is refused at once, and reads to the end. The reset may
-// come before connect has returned.
+// reset connects to an address at which that is refused at once, and reads to the end. The reset
+// may come before connect has returned.
 func (w *world) reset(dst string) (read []byte, reset bool) {
 	c, err := w.dialContext(w.t.Context(), netip.MustParseAddrPort(dst))
 	if err != nil {

@@ -63,9 +63,10 @@ var rewriting = map[string]bool{
 
 // ReadRequest reads the head of a request. It returns io.EOF if the connection ends before it.
 //
-// It refuses what proxies and servers are known to read differently: a bare CR or LF, folded lines,
-// space before a colon, no Host or two, Transfer-Encoding beside Content-Length, codings other than
-// chunked, an absolute target with another host, lower-case methods, other versions than 1.0 and 1.1.
+// It refuses the forms that proxies and servers are known to read differently: a bare CR or LF,
+// folded lines, space before a colon, no Host or two, Transfer-Encoding beside Content-Length,
+// codings other than chunked, an absolute target with another host, lower-case methods, and other
+// versions than 1.0 and 1.1.
 func ReadRequest(r *bufio.Reader) (*Request, error) {
 	h, err := readHead(r)
 	if err != nil {

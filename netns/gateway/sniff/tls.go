@@ -24,7 +24,7 @@ const (
 	extESNI       = 0xffce
 )
 
-// ClientHello is the part of a TLS ClientHello that is sent in the clear and that a policy asks for.
+// ClientHello is the part of a TLS ClientHello that a policy asks for.
 type ClientHello struct {
 	// Name is the server name; the zero Name if the client sent none.
 	Name policy.Name

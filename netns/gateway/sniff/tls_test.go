@@ -57,8 +57,8 @@ func goHello(t testing.TB, config *tls.Config) []byte {
 	client, server := net.Pipe()
 	defer server.Close()
 	go func() {
-		tls.Client(client, config).Handshake() //nolint:errcheck // the server reads one record and hangs up
-		client.Close()
+		_ = tls.Client(client, config).Handshake() // the server reads one record and hangs up
+		_ = client.Close()
 	}()
 	header := make([]byte, 5)
 	if _, err := io.ReadFull(server, header); err != nil {
@@ -94,7 +94,7 @@ func TestReadClientHello(t *testing.T) {
 		if err != nil || got.Name.String() != tc.want || !bytes.Equal(raw, tc.in) || r.Len() != 4 {
 			t.Errorf("%s: name %q, %v; %d of %d bytes read", name, got.Name, err, len(raw), len(tc.in))
 		}
-		// Those made by hand lack what a server of crypto/tls wants in a hello.
+		// Those made by hand lack extensions that crypto/tls needs.
 		if theirs, read := serverReads(tc.in); !strings.EqualFold(theirs, tc.want) && (read || strings.HasPrefix(name, "crypto/tls")) {
 			t.Errorf("%s: crypto/tls reads %q", name, theirs)
 		}
@@ -186,8 +186,8 @@ func TestReadClientHelloCut(t *testing.T) {
 	}
 }
 
-// FuzzClientHello compares with the server of crypto/tls: what is accepted here has the name that a
-// server reads.
+// FuzzClientHello compares with the server of crypto/tls: a hello that is accepted here has the
+// name that a server reads.
 func FuzzClientHello(f *testing.F) {
 	f.Add(goHello(f, &tls.Config{ServerName: "api.example.com", NextProtos: []string{"h2", "http/1.1"}}))
 	f.Add(goHello(f, &tls.Config{ServerName: "a.test", MaxVersion: tls.VersionTLS12}))
