@@ -56,6 +56,7 @@ func (s *recorded) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 // newAttacked is a world with the policy above. Its servers speak HTTP on the ports 80 and 8080,
 // and read anything elsewhere.
 func newAttacked(t *testing.T) (*world, *recorded) {
+	t.Helper()
 	w := newWorld(t, attacked)
 	seen := &recorded{}
 	for name, addr := range attackedHosts {

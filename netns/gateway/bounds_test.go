@@ -56,7 +56,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 	say(t, open[1], "y")
 	// A place that is free again is given out.
-	open[0].CloseWrite()
+	closeWrite(open[0])
 	_, _ = io.ReadAll(open[0]) // to its end
 	if e := w.event(); !e.Allow || e.Reason != "" || e.Out != 1 || e.In != 1 {
 		t.Errorf("%+v", e)
@@ -317,7 +317,9 @@ func TestServersThatFail(t *testing.T) {
 		<-got
 		_ = c.SetLinger(0)
 		_ = c.Close()
-		<-ended
+		if err := <-ended; err == nil {
+			t.Error("the server saw an orderly end")
+		}
 	})
 }
 
@@ -428,7 +430,10 @@ func TestBudgetOfBytes(t *testing.T) {
 	}
 
 	w = newWorld(t, lan, budget(Budget{BytesIn: 3}))
-	w.raw("10.1.0.7:9000", func(c *net.TCPConn) { io.WriteString(c, "0123456789"); io.Copy(io.Discard, c) })
+	w.raw("10.1.0.7:9000", func(c *net.TCPConn) {
+		fmt.Fprint(c, "0123456789")
+		_, _ = io.Copy(io.Discard, c)
+	})
 	if b, reset := w.reset("10.1.0.7:9000"); len(b) > 3 || !reset {
 		t.Errorf("%q, reset %v", b, reset)
 	}
@@ -609,6 +614,7 @@ func TestNothingIsLeft(t *testing.T) {
 		return sockets
 	}
 	run := func(t *testing.T) {
+		t.Helper()
 		w := newWorld(t, lan)
 		w.raw("10.1.0.7:9000", echoServer)
 		var all sync.WaitGroup

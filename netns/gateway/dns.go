@@ -263,7 +263,7 @@ func allowedSomewhere(p *policy.Policy, name policy.Name, addr netip.Addr) polic
 		return refusal
 	}
 	for i := range 1024 + len(likelyPorts) {
-		if f.Port = uint16(i); i >= 1024 { //nolint:gosec // G115: below 2048
+		if f.Port = uint16(i); i >= 1024 { // below 2048
 			f.Port = likelyPorts[i-1024]
 		}
 		if v := p.Connect(f); v.Allow {
@@ -293,7 +293,7 @@ func (n *Network) ServeDNS(ctx context.Context, c *net.UDPConn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	defer context.AfterFunc(n.ctx, cancel)()
+	defer context.AfterFunc(n.ctx, cancel)() //nolint:contextcheck // the network ends it too
 	buf, oob := make([]byte, maxQuery+1), make([]byte, 256)
 	for {
 		size, oobSize, _, client, err := c.ReadMsgUDPAddrPort(buf, oob)
@@ -320,7 +320,7 @@ func (n *Network) ServeDNS(ctx context.Context, c *net.UDPConn) error {
 		select {
 		case n.lookups <- struct{}{}:
 			started := false
-			send(n.answer(buf[:size], 0, func(lookup func() []byte) {
+			send(n.answer(buf[:size], 0, func(lookup func() []byte) { //nolint:contextcheck // a lookup ends with the network
 				started = true
 				later(lookup)
 			}))
@@ -328,7 +328,7 @@ func (n *Network) ServeDNS(ctx context.Context, c *net.UDPConn) error {
 				<-n.lookups
 			}
 		default: // one sandbox waits for its own questions only
-			send(n.answer(buf[:size], 0, nil))
+			send(n.answer(buf[:size], 0, nil)) //nolint:contextcheck // as above
 		}
 	}
 }

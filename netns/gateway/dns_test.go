@@ -25,6 +25,7 @@ rules:
 `
 
 func newDNS(t testing.TB, change ...func(*Options, *limits)) *world {
+	t.Helper()
 	w := newWorld(t, dnsPolicy, change...)
 	w.host("web.test", "93.184.215.14", "93.184.215.15", "2606:4700::1111")
 	w.host("six.test", "2606:4700::1111")

@@ -51,7 +51,7 @@ func (n *Network) Serve(ctx context.Context, l *net.TCPListener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	defer context.AfterFunc(n.ctx, cancel)()
+	defer context.AfterFunc(n.ctx, cancel)() //nolint:contextcheck // the network ends it too
 	for {
 		c, err := l.AcceptTCP()
 		switch {
@@ -66,7 +66,7 @@ func (n *Network) Serve(ctx context.Context, l *net.TCPListener) error {
 		case err != nil:
 			return fmt.Errorf("accept a connection: %w", err)
 		default:
-			n.accept(c)
+			n.accept(c) //nolint:contextcheck // a flow ends with the network
 		}
 	}
 }
@@ -219,6 +219,12 @@ func (f *flow) serveAny() error {
 		return f.stop(down, err)
 	}
 	switch kind {
+	case kindOther:
+		if err := f.allowUnnamed(); err != nil {
+			return f.stop(down, err)
+		}
+		f.headDone()
+		return f.relay(down)
 	case kindTLS:
 		hello, err := f.readHello()
 		if err != nil {
@@ -237,13 +243,8 @@ func (f *flow) serveAny() error {
 		}
 		_ = f.server.conn.SetReadDeadline(time.Time{}) // as above
 		return f.proxy(nil)
-	default:
-		if err := f.allowUnnamed(); err != nil {
-			return f.stop(down, err)
-		}
-		f.headDone()
-		return f.relay(down)
 	}
+	return fmt.Errorf("protocol %d", kind) // there is no other
 }
 
 // allowUnnamed asks the policy about a connection in a protocol that names no host.
@@ -277,8 +278,7 @@ func (f *flow) stop(down <-chan error, err error) error {
 func (f *flow) readHello() ([]byte, error) {
 	f.setProtocol("tls")
 	hello, raw, err := sniff.ReadClientHello(f.client.reader())
-	var bad *sniff.MalformedError
-	if errors.As(err, &bad) {
+	if bad, ok := errors.AsType[*sniff.MalformedError](err); ok {
 		return nil, &refusal{Verdict: policy.Verdict{Reason: "the client sent " + bad.Reason}, malformed: true}
 	} else if err != nil {
 		return nil, err
@@ -358,13 +358,13 @@ func (f *flow) down() (err error) {
 		closeWrite(f.client.conn)
 		return nil
 	case !isTimeout(err):
-		f.client.conn.Close() // the other direction ends with it
+		_ = f.client.conn.Close() // the other direction ends with it
 	}
 	return err
 }
 
 // closeWrite ends one direction. A peer that has reset the connection since is seen elsewhere.
-func closeWrite(c *net.TCPConn) { c.CloseWrite() } //nolint:errcheck // see there
+func closeWrite(c *net.TCPConn) { _ = c.CloseWrite() }
 
 // send passes bytes of the client on.
 func (f *flow) send(b []byte) error {

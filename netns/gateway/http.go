@@ -70,7 +70,7 @@ func (f *flow) proxy(refused error) error {
 	if p.ended != nil {
 		if !orderly {
 			_ = f.server.conn.Close()
-			f.client.conn.Close() // a response may be on its way to it
+			_ = f.client.conn.Close() // a response may be on its way to it
 		}
 		_ = f.server.conn.SetReadDeadline(past) // it ends the goroutine of responses
 		<-p.ended
@@ -152,7 +152,7 @@ func (p *proxy) admitRequest(q *sniff.Request) error {
 // request may follow.
 func (p *proxy) exchange(q *sniff.Request) error {
 	e := &exchange{request: q, done: make(chan struct{}), complete: q.Body == sniff.Body{}}
-	event := p.flow.event(Request)
+	event := p.event(Request)
 	event.Time, event.Method, event.Path = p.n.opts.Now(), q.Method, q.Path.String()
 	out, in := p.out.Load(), p.in.Load()
 	p.pending <- e
@@ -211,8 +211,7 @@ func (p *proxy) sendRequest(e *exchange) error {
 		}
 		return p.send(b)
 	})
-	var bad *sniff.MalformedError
-	if errors.As(err, &bad) {
+	if bad, ok := errors.AsType[*sniff.MalformedError](err); ok {
 		return &refusal{Verdict: policy.Verdict{Reason: "the body of the request has " + bad.Reason}, malformed: true}
 	} else if err != nil {
 		return err
@@ -393,16 +392,15 @@ func (p *proxy) upgraded() error {
 
 // answer records that a request is not passed on, and tells the client.
 func (p *proxy) answer(q *sniff.Request, err error) error {
-	e := p.flow.event(Request)
+	e := p.event(Request)
 	e.Name = q.Host.Name.String()
 	e.Time, e.Method, e.Path = p.n.opts.Now(), q.Method, q.Path.String()
 	e.note(err)
 	p.n.record(e)
 	p.isRecorded()
-	var refused *refusal
 	status := http.StatusBadGateway
 	reason, rule := err.Error(), ""
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*refusal](err); ok {
 		status, reason, rule = http.StatusForbidden, refused.Reason, refused.Rule
 		if refused.malformed {
 			status = http.StatusBadRequest

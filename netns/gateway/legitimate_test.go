@@ -32,6 +32,7 @@ rules:
 `
 
 func newAllowed(t testing.TB) *world {
+	t.Helper()
 	w := newWorld(t, allowed)
 	w.host("web.test", "93.184.215.14")
 	w.host("also.web.test", "93.184.215.14")
@@ -300,7 +301,7 @@ var legitimate = map[string]func(w *world){
 		}
 	},
 	"odd paths where none is asked for": func(w *world) {
-		w.http("93.184.215.14:80", func(rw http.ResponseWriter, r *http.Request) { io.WriteString(rw, r.URL.Path) })
+		w.http("93.184.215.14:80", func(rw http.ResponseWriter, r *http.Request) { fmt.Fprint(rw, r.URL.Path) })
 		w.resolve("web.test", dnsmessage.TypeA)
 		c := w.dial("93.184.215.14:80")
 		if _, body := get(w.t, c, bufio.NewReader(c), "GET", getFrom("web.test", "//debian/pool;a/../x%2fy")); body != "//debian/pool;a/../x/y" {
@@ -373,7 +374,7 @@ var legitimate = map[string]func(w *world){
 		}
 	},
 	"a client that says nothing": func(w *world) {
-		w.raw("93.184.215.22:22", func(c *net.TCPConn) { io.WriteString(c, "12:00") })
+		w.raw("93.184.215.22:22", func(c *net.TCPConn) { fmt.Fprint(c, "12:00") })
 		w.resolve("git.test", dnsmessage.TypeA)
 		c := w.dial("93.184.215.22:22")
 		if b, err := io.ReadAll(c); string(b) != "12:00" || err != nil {
@@ -382,7 +383,7 @@ var legitimate = map[string]func(w *world){
 		_ = c.CloseWrite()
 	},
 	"a binary protocol": func(w *world) {
-		w.raw("93.184.215.23:5432", func(c *net.TCPConn) { io.Copy(c, c) })
+		w.raw("93.184.215.23:5432", echoServer)
 		w.resolve("db.test", dnsmessage.TypeA)
 		for _, first := range []string{"\x00\x00\x00\x08\x04\xd2\x16\x2f", "*1\r\n$4\r\nPING\r\n", "AMQP\x00\x00\x09\x01", "EHLO a b\r\n", "\x20\x00\x00\x01"} {
 			c := w.dial("93.184.215.23:5432")
@@ -435,10 +436,13 @@ var legitimate = map[string]func(w *world){
 		}
 	},
 	"large transfers, both ways at once": func(w *world) {
-		w.raw("10.1.0.7:9000", func(c *net.TCPConn) { io.Copy(c, c); c.CloseWrite() })
+		w.raw("10.1.0.7:9000", echoServer)
 		c := w.dial("10.1.0.7:9000")
 		data := random(20 << 20)
-		go func() { c.Write(data); c.CloseWrite() }()
+		go func() {
+			_, _ = c.Write(data) // the client counts
+			closeWrite(c)
+		}()
 		sum := sha256.New()
 		if n, err := io.Copy(sum, c); n != int64(len(data)) || err != nil || [32]byte(sum.Sum(nil)) != sha256.Sum256(data) {
 			w.t.Errorf("%d bytes, %v", n, err)

@@ -103,7 +103,7 @@ func (m *memory) remember(name policy.Name, addrs []netip.Addr) {
 
 // forget is called with mu held.
 func (m *memory) forget(e *list.Element) {
-	p := m.order.Remove(e).(*remembered).pair //nolint:errcheck,forcetypeassert // the list holds nothing else
+	p := m.order.Remove(e).(*remembered).pair //nolint:forcetypeassert // the list holds nothing else
 	delete(m.pairs, p)
 	rest := slices.DeleteFunc(m.names[p.addr], func(n policy.Name) bool { return n == p.name })
 	if len(rest) == 0 {

@@ -50,7 +50,7 @@ func (s *stream) chunk(limit int64, f func([]byte) error) error {
 	var size int
 	var readErr error
 	err := s.raw.Read(func(fd uintptr) bool {
-		buf = buffers.Get().(*[]byte) //nolint:errcheck,forcetypeassert // the pool has nothing else
+		buf = buffers.Get().(*[]byte) //nolint:forcetypeassert // the pool has nothing else
 		for {
 			size, readErr = unix.Read(int(fd), (*buf)[:min(limit, bufferSize)])
 			if !errors.Is(readErr, unix.EINTR) {

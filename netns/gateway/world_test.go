@@ -222,7 +222,7 @@ func (w *world) dialContext(ctx context.Context, dst netip.AddrPort) (*net.TCPCo
 		w.listeners[dst] = addr
 		w.dsts[l.Addr().(*net.TCPAddr).AddrPort().Port()] = dst
 		w.mu.Unlock()
-		go w.n.Serve(context.Background(), l) //nolint:errcheck // Network.Close waits for it
+		go w.n.Serve(context.Background(), l) //nolint:errcheck,contextcheck // Network.Close waits for it
 	}
 	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {

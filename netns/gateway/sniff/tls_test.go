@@ -210,10 +210,11 @@ func FuzzClientHello(f *testing.F) {
 func serverReads(raw []byte) (name string, read bool) {
 	stop := errors.New("stop")
 	conn := &oneWay{Reader: bytes.NewReader(raw)}
-	tls.Server(conn, &tls.Config{GetConfigForClient: func(info *tls.ClientHelloInfo) (*tls.Config, error) { //nolint:errcheck // it stops at the hello
+	server := tls.Server(conn, &tls.Config{GetConfigForClient: func(info *tls.ClientHelloInfo) (*tls.Config, error) {
 		name, read = info.ServerName, true
 		return nil, stop
-	}}).Handshake()
+	}})
+	_ = server.Handshake() // it stops at the hello
 	return name, read
 }
 
