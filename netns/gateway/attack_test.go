@@ -274,3 +274,26 @@ func TestAttacks(t *testing.T) {
 		})
 	}
 }
+
+// A server that speaks first is not one of HTTP, and its first bytes are no response.
+func TestHTTPToAServerThatSpeaksFirst(t *testing.T) {
+	w := newWorld(t, attacked)
+	w.host("db.test", "93.184.215.23")
+	w.raw("93.184.215.23:8080", func(c *net.TCPConn) {
+		_, _ = io.WriteString(c, "220 ready\r\n")
+		_, _ = io.Copy(io.Discard, c)
+	})
+	w.resolve("db.test", dnsmessage.TypeA)
+	c := w.dial("93.184.215.23:8080")
+	if _, err := io.ReadFull(c, make([]byte, 11)); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.WriteString(c, getFrom("db.test", "/"))
+	if b, reset := wasReset(c); len(b) > 0 || !reset {
+		t.Errorf("%q, reset %v", b, reset)
+	}
+	events := w.all()
+	if e := events[len(events)-1]; e.Allow || e.Out != 0 || e.Reason != "HTTP to a server that speaks first" {
+		t.Errorf("%+v", e)
+	}
+}

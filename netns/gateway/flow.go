@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"net/netip"
 	"sync"
@@ -330,7 +329,7 @@ func (f *flow) relay(down <-chan error, first ...[]byte) error {
 		}
 	}
 	for err == nil {
-		err = f.client.chunk(math.MaxInt64, f.send)
+		err = f.splice(f.client, f.server, f.spend, f.passedOut, f.send)
 	}
 	if errors.Is(err, io.EOF) {
 		closeWrite(f.server.conn)
@@ -351,7 +350,7 @@ func (f *flow) goDown() <-chan error {
 
 func (f *flow) down() (err error) {
 	for err == nil {
-		err = f.server.chunk(math.MaxInt64, f.receive)
+		err = f.splice(f.server, f.client, f.gain, f.passedIn, f.receive)
 	}
 	switch {
 	case errors.Is(err, io.EOF):
@@ -368,24 +367,48 @@ func closeWrite(c *net.TCPConn) { _ = c.CloseWrite() }
 
 // send passes bytes of the client on.
 func (f *flow) send(b []byte) error {
-	if reason := f.n.ledger.sent(len(b)); reason != "" {
-		return refuse("%s", reason)
+	if err := f.spend(len(b)); err != nil {
+		return err
 	}
 	n, err := f.server.conn.Write(b)
-	f.out.Add(int64(n))
-	f.touch()
+	f.passedOut(n)
 	return err
 }
 
 // receive passes bytes of the server on.
 func (f *flow) receive(b []byte) error {
-	if reason := f.n.ledger.received(len(b)); reason != "" {
-		return refuse("%s", reason)
+	if err := f.gain(len(b)); err != nil {
+		return err
 	}
 	n, err := f.client.conn.Write(b)
+	f.passedIn(n)
+	return err
+}
+
+// spend and gain take bytes that will be passed on from the budget.
+func (f *flow) spend(n int) error {
+	if reason := f.n.ledger.sent(n); reason != "" {
+		return refuse("%s", reason)
+	}
+	return nil
+}
+
+func (f *flow) gain(n int) error {
+	if reason := f.n.ledger.received(n); reason != "" {
+		return refuse("%s", reason)
+	}
+	return nil
+}
+
+// passedOut and passedIn count bytes that were passed on.
+func (f *flow) passedOut(n int) {
+	f.out.Add(int64(n))
+	f.touch()
+}
+
+func (f *flow) passedIn(n int) {
 	f.in.Add(int64(n))
 	f.touch()
-	return err
 }
 
 func (f *flow) touch() { f.last.Store(f.n.opts.Now().UnixNano()) }

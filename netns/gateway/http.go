@@ -376,7 +376,7 @@ func (p *proxy) upgraded() error {
 	p.setProtocol("websocket")
 	var err error
 	for err == nil {
-		err = p.client.chunk(math.MaxInt64, p.send)
+		err = p.splice(p.client, p.server, p.spend, p.passedOut, p.send)
 	}
 	if errors.Is(err, io.EOF) {
 		closeWrite(p.server.conn)

@@ -59,6 +59,7 @@ type Network struct {
 	recorder *recorder
 	lookups  chan struct{}
 	heads    atomic.Int64
+	pipes    atomic.Int64
 	ctx      context.Context //nolint:containedctx // ends with Close, not with a call
 	cancel   context.CancelFunc
 	// destination is the address that the client of an accepted connection asked for. Tests, whose
