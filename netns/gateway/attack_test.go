@@ -31,7 +31,7 @@ rules:
 - {name: cdn, allow: "*.cdn.test"}
 - {name: evil, deny: evil.cdn.test}
 - {name: lan, allow: 10.1.0.0/16, ports: [80, 5432]}
-- {name: lan-api, allow: 10.2.0.0/16, ports: [80, 443], inspect: true, methods: [GET]}
+- {name: lan-api, allow: 10.2.0.0/16, ports: [80, 443, 5432], inspect: true, methods: [GET]}
 `
 
 // attackedHosts are the names that the host's resolver has.
@@ -202,8 +202,9 @@ var attacks = map[string]struct {
 	"method to a CIDR":           {dst: "10.2.0.5:80", send: "POST / HTTP/1.1\r\nHost: any.test\r\nContent-Length: 0\r\n\r\n", status: 403, reason: "no rule allows POST"},
 	"denied name to a CIDR":      {dst: "10.2.0.5:80", send: getFrom("evil.cdn.test", "/"), status: 403, reason: "is denied"},
 	// Other protocols.
-	"no HTTP where requests are read":          {dst: "10.2.0.5:80", send: "\x00\x01\x02", reason: "neither TLS nor HTTP"},
-	"SSH to an address that only a name opens": {dst: "93.184.215.22:22", send: "SSH-2.0-x\r\n", reason: "no rule allows"},
+	"no HTTP where requests are read, port 5432": {dst: "10.2.0.5:5432", send: "\x00\x01\x02", reason: "neither TLS nor HTTP"},
+	"no HTTP where requests are read":            {dst: "10.2.0.5:80", send: "\x00\x01\x02", reason: "neither TLS nor HTTP"},
+	"SSH to an address that only a name opens":   {dst: "93.184.215.22:22", send: "SSH-2.0-x\r\n", reason: "no rule allows"},
 }
 
 // talk sends bytes and returns the statuses of the responses, with the error after the last. A
@@ -265,6 +266,15 @@ func TestAttacks(t *testing.T) {
 			}
 			if refused == "" {
 				t.Errorf("no refusal is recorded with that reason: %+v", events)
+			}
+			dst := netip.MustParseAddrPort(tc.dst)
+			if web := dst.Port() == 80 || dst.Port() == 443; web && tc.reached == "" && tc.status != -2 && len(w.dialled) > 0 {
+				t.Errorf("dialled %v", w.dialled)
+			}
+			for _, d := range w.dialled {
+				if d != dst {
+					t.Errorf("dialled %s in the place of %s", d, dst)
+				}
 			}
 			seen.mu.Lock()
 			defer seen.mu.Unlock()

@@ -351,6 +351,7 @@ func TestSetPolicy(t *testing.T) {
 	w := newWorld(t, lan)
 	w.raw("10.1.0.7:9000", echoServer)
 	w.raw("10.1.0.8:9000", echoServer)
+	w.raw("10.1.0.9:9000", echoServer)
 	w.host("web.test", "93.184.215.14")
 	w.http("93.184.215.14:80", echo)
 	w.resolve("web.test", dnsmessage.TypeA)
@@ -359,13 +360,19 @@ func TestSetPolicy(t *testing.T) {
 	say(t, d, "x")
 	r := bufio.NewReader(h)
 	get(t, h, r, "GET", getFrom("web.test", "/"))
-	p, err := policy.Parse([]byte(`{version: 1, rules: [{allow: 10.1.0.8, ports: any}, {allow: web.test, ports: 80, inspect: true, paths: /b/*}]}`))
+	i := w.dial("10.1.0.9:9000")
+	say(t, i, "x")
+	p, err := policy.Parse([]byte(`{version: 1, rules: [
+	{allow: 10.1.0.8, ports: any}, {allow: 10.1.0.9, ports: any, inspect: true}, {allow: web.test, ports: 80, inspect: true, paths: /b/*}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.n.SetPolicy(p)
 	if _, reset := wasReset(c); !reset {
-		t.Error("what is refused now is not reset")
+		t.Error("the connection that is refused now is not reset")
+	}
+	if _, reset := wasReset(i); !reset {
+		t.Error("the connection that has to be read now is not reset")
 	}
 	say(t, d, "y")
 	if p, _ := get(t, h, r, "GET", getFrom("web.test", "/b/")); p.StatusCode != 200 {
@@ -380,7 +387,7 @@ func TestSetPolicy(t *testing.T) {
 			refused++
 		}
 	}
-	if refused != 1 {
+	if refused != 2 {
 		t.Errorf("%d connections are recorded as ended by the change", refused)
 	}
 }

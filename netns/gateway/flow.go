@@ -141,7 +141,7 @@ func (f *flow) serve() error {
 	if !v.Allow {
 		return f.refuseEarly(&refusal{Verdict: v})
 	}
-	web := f.dst.Port() == 80 || f.dst.Port() == 443
+	plain, named := f.n.unnamed(f.dst)
 	switch {
 	case unread:
 		if err := f.allow(v, []policy.Flow{tcpFlow(policy.Name{}, f.dst)}); err != nil {
@@ -151,9 +151,10 @@ func (f *flow) serve() error {
 			return err
 		}
 		return f.relay(f.goDown())
-	case web:
+	case f.dst.Port() == 80, f.dst.Port() == 443, !plain.Allow:
 		return f.serveWeb()
 	default:
+		f.note(plain, []policy.Flow{named}) // until the client names another
 		return f.serveAny()
 	}
 }
@@ -169,7 +170,8 @@ func (f *flow) refuseEarly(err error) error {
 	return err
 }
 
-// serveWeb serves a connection on a port where clients begin, with TLS or HTTP.
+// serveWeb serves a connection whose client has to begin, with TLS or HTTP: on the ports of the
+// web, and where all requests have to be read.
 func (f *flow) serveWeb() error {
 	if err := f.waitHead(); err != nil {
 		return err
@@ -181,7 +183,7 @@ func (f *flow) serveWeb() error {
 	case kind == kindHTTP:
 		return f.proxy(nil)
 	case kind == kindOther:
-		return refuse("neither TLS nor HTTP on port %d", f.dst.Port())
+		return refuse("neither TLS nor HTTP, which port %d and its rules ask for", f.dst.Port())
 	}
 	hello, err := f.readHello()
 	if err != nil {
@@ -454,7 +456,14 @@ func (f *flow) review(p *policy.Policy) {
 	if len(checked) == 0 {
 		return // it asks the new policy
 	}
-	if v := connect(p, checked); !v.Allow {
+	f.mu.Lock()
+	unread := f.protocol != "http"
+	f.mu.Unlock()
+	v := connect(p, checked)
+	if v.Allow && v.Inspect && unread {
+		v = policy.Verdict{Rule: v.Rule, Reason: "requests on this connection have to be read now"}
+	}
+	if !v.Allow {
 		v.Reason = "the policy was changed: " + v.Reason
 		f.abort(&refusal{Verdict: v})
 	}
@@ -477,12 +486,20 @@ func (f *flow) abort(reason error) {
 	}
 }
 
-// allow notes a decision for the record and for a change of the policy. It refuses a host that is
-// beyond the budget.
-func (f *flow) allow(v policy.Verdict, flows []policy.Flow) error {
+// note keeps a decision for the record and for a change of the policy.
+func (f *flow) note(v policy.Verdict, flows []policy.Flow) {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.verdict, f.checked, f.name = v, flows, flows[0].Name
-	f.mu.Unlock()
+}
+
+// allow notes a decision. It refuses a host that is beyond the budget, and a flow that a new policy
+// refuses: SetPolicy may have looked at the flow before the decision was noted.
+func (f *flow) allow(v policy.Verdict, flows []policy.Flow) error {
+	f.note(v, flows)
+	if again := connect(f.n.policy.Load(), flows); !again.Allow {
+		return &refusal{Verdict: again}
+	}
 	if reason := f.n.ledger.host(flows[0].Name, f.dst.Addr()); reason != "" {
 		return refuse("%s", reason)
 	}
