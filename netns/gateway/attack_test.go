@@ -30,6 +30,7 @@ rules:
 - {name: db, allow: db.test, ports: [5432, 8080]}
 - {name: cdn, allow: "*.cdn.test"}
 - {name: evil, deny: evil.cdn.test}
+- {name: no-printer, deny: printer.cdn.test, ports: 80}
 - {name: lan, allow: 10.1.0.0/16, ports: [80, 5432]}
 - {name: lan-api, allow: 10.2.0.0/16, ports: [80, 443, 5432], inspect: true, methods: [GET]}
 `
@@ -38,6 +39,7 @@ rules:
 var attackedHosts = map[string]string{
 	"web.test": "93.184.215.14", "shared.test": "93.184.215.20", "other.shared.test": "93.184.215.20", "api.test": "93.184.215.21", "git.test": "93.184.215.22",
 	"db.test": "93.184.215.23", "a.cdn.test": "93.184.215.24", "b.cdn.test": "93.184.215.24", "evil.cdn.test": "93.184.215.24", "evil.test": "93.184.215.66",
+	"printer.cdn.test": "10.1.0.5",
 }
 
 // recorded is a server that stands for an address, with what came to it.
@@ -200,7 +202,8 @@ var attacks = map[string]struct {
 	"path in a field":            {resolve: "api.test", dst: "93.184.215.21:80", send: "GET /v1/x HTTP/1.1\r\nHost: api.test\r\nX-Original-URL: /v2\r\n\r\n", status: 403, reason: "x-original-url"},
 	"path in the second request": {resolve: "api.test", dst: "93.184.215.21:80", send: getFrom("api.test", "/v1/x") + getFrom("api.test", "/v2/x"), reached: "GET api.test /v1/x", status: 403, reason: "no rule allows"},
 	"method to a CIDR":           {dst: "10.2.0.5:80", send: "POST / HTTP/1.1\r\nHost: any.test\r\nContent-Length: 0\r\n\r\n", status: 403, reason: "no rule allows POST"},
-	"denied name to a CIDR":      {dst: "10.2.0.5:80", send: getFrom("evil.cdn.test", "/"), status: 403, reason: "is denied"},
+	"a denied name, whose address a CIDR allows": {resolve: "printer.cdn.test", dst: "10.1.0.5:80", send: getFrom("printer.cdn.test", "/"), status: 403, reason: "is denied"},
+	"denied name to a CIDR":                      {dst: "10.2.0.5:80", send: getFrom("evil.cdn.test", "/"), status: 403, reason: "is denied"},
 	// Other protocols.
 	"no HTTP where requests are read, port 5432": {dst: "10.2.0.5:5432", send: "\x00\x01\x02", reason: "neither TLS nor HTTP"},
 	"no HTTP where requests are read":            {dst: "10.2.0.5:80", send: "\x00\x01\x02", reason: "neither TLS nor HTTP"},

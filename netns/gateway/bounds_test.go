@@ -581,7 +581,7 @@ func TestLookupsAreBounded(t *testing.T) {
 	}
 }
 
-// dialExactly is for the host's own network. On loopback it can at least be seen to connect.
+// dialExactly is for the host's own network. On loopback it shows both of its ends.
 func TestDialExactly(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -597,12 +597,33 @@ func TestDialExactly(t *testing.T) {
 	if c.RemoteAddr().String() != addr.String() {
 		t.Errorf("connected to %s", c.RemoteAddr())
 	}
-	// The unspecified address is the one that the kernel takes for another.
-	if c, err := dialExactly(t.Context(), netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port())); err == nil {
-		if c.RemoteAddr().String() != addr.String() {
-			t.Errorf("0.0.0.0 became %s", c.RemoteAddr())
+	if _, err := dialExactly(t.Context(), netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port())); err == nil || !strings.Contains(err.Error(), "in the place of") {
+		t.Errorf("0.0.0.0: %v", err)
+	}
+}
+
+// Without the options of tests: the destination is the local address of the connection.
+func TestDestination(t *testing.T) {
+	for _, listen := range []string{"127.0.0.1:0", "[::]:0"} {
+		events := make(chan Event, 10)
+		n := New(Options{ID: "box", Record: func(e Event) { events <- e }})
+		l, err := net.Listen("tcp", listen)
+		if err != nil {
+			t.Fatal(err)
 		}
-		_ = c.Close()
+		served := make(chan error, 1)
+		go func() { served <- n.Serve(t.Context(), l.(*net.TCPListener)) }()
+		port := l.Addr().(*net.TCPAddr).AddrPort().Port()
+		if c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			defer c.Close()
+		}
+		if e := <-events; e.Network != "box" || e.Allow || e.Addr != netip.MustParseAddr("127.0.0.1") || e.Port != port || e.Reason != "address 127.0.0.1 is loopback" {
+			t.Errorf("%s: %+v", listen, e)
+		}
+		n.Close()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -111,7 +111,13 @@ func dialExactly(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
 	if err != nil {
 		return nil, err
 	}
-	return c.(*net.TCPConn), nil //nolint:forcetypeassert // of the network tcp
+	t := c.(*net.TCPConn) //nolint:forcetypeassert // of the network tcp
+	// The kernel connects to loopback in the place of the unspecified address.
+	if got := unmapped(t.RemoteAddr().(*net.TCPAddr).AddrPort()); got != addr { //nolint:forcetypeassert // as above
+		_ = t.Close()
+		return nil, fmt.Errorf("connected to %s in the place of %s", got, addr)
+	}
+	return t, nil
 }
 
 // SetPolicy replaces the policy. Connections that the new one refuses are reset.
