@@ -30,6 +30,7 @@ rules:
 - {name: db, allow: db.test, ports: [5432, 8080]}
 - {name: cdn, allow: "*.cdn.test"}
 - {name: evil, deny: evil.cdn.test}
+- {name: no-secret, deny: y.cdn.test, inspect: true, paths: /secret/*}
 - {name: no-printer, deny: printer.cdn.test, ports: 80}
 - {name: lan, allow: 10.1.0.0/16, ports: [80, 5432]}
 - {name: lan-api, allow: 10.2.0.0/16, ports: [80, 443, 5432], inspect: true, methods: [GET]}
@@ -203,6 +204,7 @@ var attacks = map[string]struct {
 	"path in the second request": {resolve: "api.test", dst: "93.184.215.21:80", send: getFrom("api.test", "/v1/x") + getFrom("api.test", "/v2/x"), reached: "GET api.test /v1/x", status: 403, reason: "no rule allows"},
 	"method to a CIDR":           {dst: "10.2.0.5:80", send: "POST / HTTP/1.1\r\nHost: any.test\r\nContent-Length: 0\r\n\r\n", status: 403, reason: "no rule allows POST"},
 	"a denied name, whose address a CIDR allows": {resolve: "printer.cdn.test", dst: "10.1.0.5:80", send: getFrom("printer.cdn.test", "/"), status: 403, reason: "is denied"},
+	"denied path of a name to a CIDR":            {dst: "10.2.0.5:80", send: getFrom("y.cdn.test", "/secret/x"), status: 403, reason: "is denied"},
 	"denied name to a CIDR":                      {dst: "10.2.0.5:80", send: getFrom("evil.cdn.test", "/"), status: 403, reason: "is denied"},
 	// Other protocols.
 	"no HTTP where requests are read, port 5432": {dst: "10.2.0.5:5432", send: "\x00\x01\x02", reason: "neither TLS nor HTTP"},
@@ -308,5 +310,23 @@ func TestHTTPToAServerThatSpeaksFirst(t *testing.T) {
 	events := w.all()
 	if e := events[len(events)-1]; e.Allow || e.Out != 0 || e.Reason != "HTTP to a server that speaks first" {
 		t.Errorf("%+v", e)
+	}
+}
+
+// A refusal reaches a client that sends on, and has no body where none may be.
+func TestRefusalsArrive(t *testing.T) {
+	w := newWorld(t, attacked)
+	for _, method := range []string{"HEAD", "POST"} {
+		c := w.dial("93.184.215.14:80")
+		_, _ = io.WriteString(c, method+" / HTTP/1.1\r\nHost: web.test\r\nContent-Length: 5000000\r\n\r\n")
+		_, _ = c.Write(make([]byte, 5000000))
+		r := bufio.NewReader(c)
+		if p, body := get(t, c, r, method, ""); p.StatusCode != 403 || (body == "") != (method == "HEAD") {
+			t.Errorf("%s: %d %q", method, p.StatusCode, body)
+		}
+		closeWrite(c)
+		if b, err := io.ReadAll(r); len(b) > 0 || err != nil {
+			t.Errorf("%s: then %q, %v", method, b, err)
+		}
 	}
 }

@@ -191,6 +191,39 @@ func TestDNSRemembers(t *testing.T) {
 	}
 }
 
+// An answer from memory counts as one: the client may use it as long as any other.
+func TestDNSRemembersAnswersFromMemory(t *testing.T) {
+	w := newDNS(t)
+	for range 2 {
+		w.resolve("web.test", dnsmessage.TypeA)
+		w.clock.advance(lifetime - 1)
+	}
+	w.clock.advance(retention - lifetime)
+	if v, _ := w.n.admit(netip.MustParseAddrPort("93.184.215.14:443")); !v.Allow || len(w.asked) != 1 {
+		t.Errorf("%+v, asked %v", v, w.asked)
+	}
+}
+
+// A new policy decides about the next answer.
+func TestDNSAfterSetPolicy(t *testing.T) {
+	w := newDNS(t)
+	w.host("db.cdn.test", "10.3.0.1")
+	if _, addrs := w.resolve("db.cdn.test", dnsmessage.TypeA); len(addrs) != 0 {
+		t.Fatal(addrs)
+	}
+	p, err := policy.Parse([]byte(`{version: 1, rules: [{allow: ["*.cdn.test", 10.3.0.0/16]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.n.SetPolicy(p)
+	if _, addrs := w.resolve("db.cdn.test", dnsmessage.TypeA); len(addrs) != 1 {
+		t.Error("the answer of before is given")
+	}
+	if code, _ := w.resolve("web.test", dnsmessage.TypeA); code != dnsmessage.RCodeNameError {
+		t.Errorf("a name that is refused now: %s", code)
+	}
+}
+
 func TestMemoryIsBounded(t *testing.T) {
 	c := newClock()
 	m := newMemory(c.Now)

@@ -331,7 +331,7 @@ func (f *flow) relay(down <-chan error, first ...[]byte) error {
 		}
 	}
 	for err == nil {
-		err = f.splice(f.client, f.server, f.spend, f.passedOut, f.send)
+		err = f.splice(f.client, f.server, f.spend, &f.out, f.send)
 	}
 	if errors.Is(err, io.EOF) {
 		closeWrite(f.server.conn)
@@ -352,7 +352,7 @@ func (f *flow) goDown() <-chan error {
 
 func (f *flow) down() (err error) {
 	for err == nil {
-		err = f.splice(f.server, f.client, f.gain, f.passedIn, f.receive)
+		err = f.splice(f.server, f.client, f.gain, &f.in, f.receive)
 	}
 	switch {
 	case errors.Is(err, io.EOF):
@@ -373,7 +373,7 @@ func (f *flow) send(b []byte) error {
 		return err
 	}
 	n, err := f.server.conn.Write(b)
-	f.passedOut(n)
+	f.out.Add(int64(n))
 	return err
 }
 
@@ -383,12 +383,13 @@ func (f *flow) receive(b []byte) error {
 		return err
 	}
 	n, err := f.client.conn.Write(b)
-	f.passedIn(n)
+	f.in.Add(int64(n))
 	return err
 }
 
 // spend and gain take bytes that will be passed on from the budget.
 func (f *flow) spend(n int) error {
+	f.touch()
 	if reason := f.n.ledger.sent(n); reason != "" {
 		return refuse("%s", reason)
 	}
@@ -396,33 +397,28 @@ func (f *flow) spend(n int) error {
 }
 
 func (f *flow) gain(n int) error {
+	f.touch()
 	if reason := f.n.ledger.received(n); reason != "" {
 		return refuse("%s", reason)
 	}
 	return nil
 }
 
-// passedOut and passedIn count bytes that were passed on.
-func (f *flow) passedOut(n int) {
-	f.out.Add(int64(n))
-	f.touch()
-}
-
-func (f *flow) passedIn(n int) {
-	f.in.Add(int64(n))
-	f.touch()
-}
-
+// touch notes that the flow is not idle. It is called before bytes are passed on: afterwards the
+// other side may already have acted on them.
 func (f *flow) touch() { f.last.Store(f.n.opts.Now().UnixNano()) }
 
-// waitHead starts the time for a head, and counts it among those of the network.
+// waitHead starts the time for a head, unless it runs already, and counts it among those of the
+// network.
 func (f *flow) waitHead() error {
-	if !f.head.Swap(true) {
-		if f.n.heads.Add(1) > int64(f.n.limits.heads) {
-			return refuse("more than %d connections whose first bytes are not complete", f.n.limits.heads)
-		}
+	if f.head.Load() {
+		return nil
 	}
 	f.deadline.Store(f.n.opts.Now().Add(f.n.limits.head).UnixNano())
+	f.head.Store(true)
+	if f.n.heads.Add(1) > int64(f.n.limits.heads) {
+		return refuse("more than %d connections whose first bytes are not complete", f.n.limits.heads)
+	}
 	return nil
 }
 

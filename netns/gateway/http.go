@@ -88,7 +88,7 @@ func (f *flow) proxy(refused error) error {
 func (p *proxy) requests(refused error) error {
 	r := p.client.reader()
 	for {
-		if _, err := r.Peek(1); errors.Is(err, io.EOF) || err != nil && p.serverGone() {
+		if _, err := r.Peek(1); errors.Is(err, io.EOF) || p.serverGone(err) {
 			return nil
 		} else if err != nil {
 			return err
@@ -103,7 +103,7 @@ func (p *proxy) requests(refused error) error {
 		case errors.As(err, &bad):
 			err = &refusal{Verdict: policy.Verdict{Reason: "the request has " + bad.Reason}, malformed: true}
 			return p.answer(&sniff.Request{}, err)
-		case err != nil && p.serverGone():
+		case p.serverGone(err):
 			return nil
 		case err != nil:
 			return err
@@ -119,14 +119,14 @@ func (p *proxy) requests(refused error) error {
 	}
 }
 
-// serverGone reports that the server has ended the connection while no request was under way.
-func (p *proxy) serverGone() bool {
-	select {
-	case <-p.ended:
-		return true
-	default:
+// serverGone reports whether an error of reading from the client means that the server has ended
+// the connection while no request was under way. The goroutine of responses sets a deadline then.
+func (p *proxy) serverGone(err error) bool {
+	if p.ended == nil || !isTimeout(err) {
 		return false
 	}
+	<-p.ended
+	return true
 }
 
 // admitRequest asks the policy about a request, and dials for the first one.
@@ -376,7 +376,7 @@ func (p *proxy) upgraded() error {
 	p.setProtocol("websocket")
 	var err error
 	for err == nil {
-		err = p.splice(p.client, p.server, p.spend, p.passedOut, p.send)
+		err = p.splice(p.client, p.server, p.spend, &p.out, p.send)
 	}
 	if errors.Is(err, io.EOF) {
 		closeWrite(p.server.conn)

@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -59,9 +60,9 @@ func (n *Network) putPipe(p pipe, empty bool) {
 }
 
 // splice waits for bytes and moves them from one socket to another by a pipe, which it holds only
-// while there are bytes. It tells account of them before they are passed on, and calls passed for
-// each part. Where no pipe is free it copies through a buffer. It returns io.EOF at the end.
-func (f *flow) splice(from, to *stream, account func(int) error, passed func(int), pass func([]byte) error) error {
+// while there are bytes. It tells account of them before they are passed on, and adds them to
+// passed afterwards. Where no pipe is free it calls pass. It returns io.EOF at the end.
+func (f *flow) splice(from, to *stream, account func(int) error, passed *atomic.Int64, pass func([]byte) error) error {
 	if from.head != nil && from.head.Buffered() > 0 {
 		return from.chunk(math.MaxInt64, pass)
 	}
@@ -110,8 +111,10 @@ func (f *flow) splice(from, to *stream, account func(int) error, passed func(int
 		} else if spliceErr != nil {
 			return &net.OpError{Op: "write", Net: "tcp", Addr: to.conn.RemoteAddr(), Err: spliceErr}
 		}
-		size -= n
-		passed(int(n))
+		passed.Add(n)
+		if size -= n; size > 0 {
+			f.touch() // a slow reader is not idle
+		}
 	}
 	return nil
 }
