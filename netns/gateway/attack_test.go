@@ -330,3 +330,40 @@ func TestRefusalsArrive(t *testing.T) {
 		}
 	}
 }
+
+// A server that answers before it has the body may read the rest as a request (pause-based desync).
+// The rest is not passed on then.
+func TestBodiesEndWithTheResponse(t *testing.T) {
+	const post = "POST / HTTP/1.1\r\nHost: web.test\r\nContent-Length: 100\r\n"
+	for name, tc := range map[string]struct{ request, response, rest string }{
+		"whole response":      {post + "\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", ""},
+		"no body":             {post + "\r\n", "HTTP/1.1 204 No Content\r\n\r\n", ""},
+		"chunks":              {post + "\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", ""},
+		"in the place of 100": {post + "Expect: 100-continue\r\n\r\n", "HTTP/1.1 417 x\r\nContent-Length: 5\r\n\r\nhe", "llo"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, attacked)
+			w.host("web.test", "93.184.215.14")
+			sent, got := make(chan struct{}), make(chan int64, 1)
+			w.raw("93.184.215.14:80", func(c *net.TCPConn) {
+				_, _ = io.ReadFull(c, make([]byte, len(tc.request)))
+				_, _ = io.WriteString(c, tc.response)
+				<-sent
+				_, _ = io.WriteString(c, tc.rest)
+				n, _ := io.Copy(io.Discard, c)
+				got <- n
+			})
+			w.resolve("web.test", dnsmessage.TypeA)
+			c := w.dial("93.184.215.14:80")
+			_, _ = io.WriteString(c, tc.request)
+			if _, err := io.ReadFull(c, make([]byte, len(tc.response))); err != nil {
+				t.Error(err)
+			}
+			_, _ = io.WriteString(c, getFrom("evil.test", "/"))
+			close(sent)
+			if n := <-got; n != 0 {
+				t.Errorf("the server got %d bytes more", n)
+			}
+		})
+	}
+}

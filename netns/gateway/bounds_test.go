@@ -252,7 +252,7 @@ func TestServersThatFail(t *testing.T) {
 		"half a body":   "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhello",
 		"half a chunk":  "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel",
 		"bad chunk":     "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;x\r\nhello\r\n0\r\n\r\n",
-		"endless hints": strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 40),
+		"endless hints": strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 40) + "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, lan)

@@ -302,12 +302,6 @@ func (p *proxy) responses() {
 		} else {
 			e.end = p.response(e)
 		}
-		e.mu.Lock()
-		if !e.complete && !e.end.upgraded {
-			// A server that answers early may take the rest of the body for a request of its own.
-			e.withdrawn, e.end.last = true, true
-		}
-		e.mu.Unlock()
 		last := e.end.last || e.end.err != nil
 		if last {
 			_ = p.client.conn.SetReadDeadline(past)  // stop to wait for the client
@@ -361,10 +355,23 @@ func (p *proxy) response(e *exchange) (end responseEnd) {
 			e.withdrawn, end.last = true, true
 		}
 		e.mu.Unlock()
-		if end.err = p.receive(head.Raw); end.err == nil {
-			end.err = copyBody(head.Body, p.server, func(b []byte, _ bool) error { return p.receive(b) })
+		// A server that answers early may take the rest of the body for a request of its own. The body is
+		// withdrawn before the end of the response is passed on, because the client may wait for that.
+		withdraw := func(last bool) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if last && !e.complete {
+				e.withdrawn, end.last = true, true
+			}
 		}
-		end.last = end.last || head.Body.Length < 0 && !head.Body.Chunked
+		withdraw(head.Body == sniff.Body{})
+		if end.err = p.receive(head.Raw); end.err == nil {
+			end.err = copyBody(head.Body, p.server, func(b []byte, last bool) error {
+				withdraw(last)
+				return p.receive(b)
+			})
+		}
+		end.last = end.last || head.Body.Length < 0 && !head.Body.Chunked // the server is at its end
 		return end
 	}
 	end.err = fmt.Errorf("%s sent more than %d interim responses", p.dst, maxInterim)
