@@ -58,7 +58,7 @@ func BenchmarkConnect(b *testing.B) {
 	w.raw("10.1.0.7:9000", echoServer)
 	w.dial("10.1.0.7:9000")
 	go func() {
-		for range w.events { //nolint:revive // they are dropped
+		for range w.events { // they are dropped
 		}
 	}()
 	buf := make([]byte, 1)
