@@ -1,0 +1,129 @@
+package gateway
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sandboxd/sandboxd/netns/gateway/sniff"
+	"github.com/sandboxd/sandboxd/netns/policy"
+)
+
+// A refusal is an error that the policy, a budget or a bound decided, with the reason.
+type refusal struct {
+	policy.Verdict
+	// malformed reports bytes that are refused whatever the policy says.
+	malformed bool
+}
+
+func (r *refusal) Error() string { return explain(r.Verdict) }
+
+func refuse(format string, args ...any) error {
+	return &refusal{Verdict: policy.Verdict{Reason: fmt.Sprintf(format, args...)}}
+}
+
+func tcpFlow(name policy.Name, dst netip.AddrPort) policy.Flow {
+	return policy.Flow{Protocol: policy.TCP, Name: name, Addr: dst.Addr(), Port: dst.Port()}
+}
+
+// admit decides about a connection whose bytes were not read. unread reports that no byte could
+// change the decision: rules allow the address itself, and every name that it was resolved for.
+func (n *Network) admit(dst netip.AddrPort) (v policy.Verdict, unread bool) {
+	p := n.policy.Load()
+	v = p.Connect(tcpFlow(policy.Name{}, dst))
+	unread = v.Allow && !v.Inspect
+	names := n.memory.namesOf(dst.Addr())
+	for i, name := range names {
+		named := p.Connect(tcpFlow(name, dst))
+		unread = unread && named.Allow && !named.Inspect
+		if !v.Allow && (named.Allow || i == len(names)-1) {
+			v = named // of refusals the latest name's, which is most likely meant
+		}
+	}
+	return v, unread
+}
+
+// claimed returns the flows that the policy must allow, each of them, for a connection on which the
+// client named a host. A name that the address was not resolved for must not open anything, but
+// denials of it count.
+func (n *Network) claimed(dst netip.AddrPort, name policy.Name) []policy.Flow {
+	switch {
+	case name.IsZero():
+		return []policy.Flow{tcpFlow(name, dst)}
+	case slices.Contains(n.memory.namesOf(dst.Addr()), name):
+		return []policy.Flow{tcpFlow(name, dst)}
+	default:
+		return []policy.Flow{tcpFlow(policy.Name{}, dst), tcpFlow(name, dst)}
+	}
+}
+
+// connect decides about a connection on which the client named a host; the zero Name if it did not.
+func connect(p *policy.Policy, flows []policy.Flow) (v policy.Verdict) {
+	inspect := false
+	for i, f := range flows {
+		one := p.Connect(f)
+		switch {
+		case one.Allow:
+			inspect = inspect || one.Inspect
+		case len(flows) == 2 && i == 0:
+			one.Reason = fmt.Sprintf("%s was not resolved for %s here, and %s", f.Addr, flows[1].Name, one.Reason)
+			return one
+		case f.Name.IsZero():
+			one.Reason = "the client named no host, and " + one.Reason
+			return one
+		default:
+			return one
+		}
+		if i == 0 {
+			v = one
+		}
+	}
+	v.Inspect = inspect
+	return v
+}
+
+// unnamed decides about a connection in a protocol that names no host.
+func (n *Network) unnamed(dst netip.AddrPort) (v policy.Verdict, flow policy.Flow) {
+	p := n.policy.Load()
+	for _, name := range append(n.memory.namesOf(dst.Addr()), policy.Name{}) {
+		flow = tcpFlow(name, dst)
+		if v = p.Connect(flow); v.Allow && !v.Inspect {
+			return v, flow
+		}
+	}
+	if v.Allow {
+		v = policy.Verdict{Rule: v.Rule, Reason: "requests on this connection have to be read, and it is not HTTP"}
+	}
+	return v, flow
+}
+
+// request decides about an HTTP request on a connection.
+func (n *Network) request(dst netip.AddrPort, q *sniff.Request) (flows []policy.Flow, v policy.Verdict) {
+	switch {
+	case q.Tunnel:
+		return nil, policy.Verdict{Reason: "CONNECT would open a tunnel"}
+	case q.Host.Port != 0 && q.Host.Port != dst.Port():
+		return nil, policy.Verdict{Reason: fmt.Sprintf("the host %s and a connection to port %d", q.Host, dst.Port())}
+	case q.Host.Addr.IsValid() && q.Host.Addr != dst.Addr():
+		return nil, policy.Verdict{Reason: fmt.Sprintf("the host %s and a connection to %s", q.Host, dst.Addr())}
+	case q.Upgrade != "" && q.Upgrade != "websocket":
+		return nil, policy.Verdict{Reason: fmt.Sprintf("the upgrade to %q, after which requests could not be read", q.Upgrade)}
+	}
+	p := n.policy.Load()
+	flows = n.claimed(dst, q.Host.Name)
+	v = connect(p, flows)
+	switch {
+	case !v.Allow || !v.Inspect:
+		return flows, v
+	case q.PathError != nil:
+		return flows, policy.Verdict{Reason: fmt.Sprintf("a %v", q.PathError)}
+	case q.Rewrites != "":
+		return flows, policy.Verdict{Reason: fmt.Sprintf("the field %s, which changes the request for some servers", q.Rewrites)}
+	}
+	for i, f := range flows {
+		if one := p.Request(f, q.Method, q.Path); !one.Allow || i == 0 {
+			v = one
+		}
+	}
+	return flows, v
+}

@@ -1,0 +1,45 @@
+// Package gateway decides which connections of a sandbox leave it, and relays those.
+//
+// A [Network] is the outside of one sandbox's network. It is given sockets that were made inside:
+// a listener that gets every TCP connection, whose local address is the one that the program
+// connected to, and a UDP socket that gets every DNS message. It asks a [policy.Policy] about each,
+// opens connections of its own from the host, and records an [Event] for each connection, request
+// and refusal. The kernel ends TCP on both sides, so no packet is read here.
+//
+// # Names
+//
+// A name is resolved only if the policy allows it, through the host's resolver. Special-purpose
+// addresses are left out of the answer. The gateway remembers for an hour which names it gave an
+// address for. A connection to the address is then allowed by one of these names. A server name in
+// TLS or a Host of HTTP must be one of them as well, and the policy is asked about that one. A
+// name that the address was not resolved for counts only where rules allow the address itself.
+//
+// # First bytes
+//
+// Where rules allow an address itself without inspection, bytes are relayed unread. Elsewhere the
+// first bytes of the client decide:
+//
+//   - On ports 80 and 443 the client has to begin, with TLS or HTTP/1, within the time for a head.
+//     The server is dialled only when the name has been checked.
+//   - On other ports the server is dialled at once and may speak first, as those of SSH, SMTP and
+//     MySQL do. Nothing of the client is passed on before its first bytes are understood: TLS and
+//     HTTP are checked as on the ports of the web. Other protocols name no host and pass. The first
+//     byte of the client may be as long in coming as on an idle connection, the rest of the head
+//     may not. A protocol whose clients begin with a word of text and no line end does not work.
+//
+// Each request of a plain HTTP connection is checked. Requests and responses follow each other one
+// at a time, so that a refusal stands in its place. The only upgrade is that to WebSocket.
+//
+// # Refusals
+//
+// DNS answers NXDOMAIN to a name that is refused, with an extended error (RFC 8914) that has the
+// reason: REFUSED would be more exact, but musl waits for its timeout then and glibc asks again. A
+// name without an allowed address has an empty answer. HTTP is answered 403 with the reason and the
+// rule, or 400 if the head is malformed. Every other connection is reset.
+//
+// # Bounds
+//
+// All counts are per network, so that one cannot take what another needs. A connection holds no
+// buffer while it is idle. Connections reset when the process dies, because both sides have
+// SO_LINGER {1, 0} until their orderly end: a clean end would look like a complete download.
+package gateway

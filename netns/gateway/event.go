@@ -1,0 +1,106 @@
+package gateway
+
+import (
+	"errors"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// Kind is the kind of thing that an event is about.
+type Kind string
+
+// The kinds of events.
+const (
+	// Connection is a TCP connection, recorded at its end, or when it is refused.
+	Connection Kind = "connection"
+	// Request is an HTTP request, recorded when the response has ended, or when it is refused.
+	Request Kind = "request"
+	// Query is a DNS question that the host's resolver was asked, or that was refused. Questions that
+	// were answered from memory or without addresses are not recorded.
+	Query Kind = "query"
+)
+
+// Event is one entry of the record.
+type Event struct {
+	Network string
+	Kind    Kind
+	// Time is the begin.
+	Time     time.Time
+	Duration time.Duration
+	// Protocol is tcp, tls, http, websocket or dns, as far as it was understood.
+	Protocol string
+	// Name is the name that decided; empty if a rule for the address did. In a refusal it is the name
+	// that the client sent.
+	Name string
+	Addr netip.Addr
+	Port uint16
+	// Method and Path are those of a request, without its query; Path is also empty if it is malformed.
+	// Method of a query is its type.
+	Method, Path string
+	// Status is the status of a response; 0 if none came.
+	Status int
+	// Allow is false if it was refused, at its begin or later.
+	Allow bool
+	Rule  string
+	// Reason explains a refusal, or an end that was not orderly.
+	Reason string
+	// Out and In are bytes from and to the sandbox.
+	Out, In int64
+	// Lost is the number of events that were dropped before this one because the queue was full.
+	Lost uint64
+}
+
+// note adds the error that something ended with.
+func (e *Event) note(err error) {
+	var refused *refusal
+	switch {
+	case errors.As(err, &refused):
+		e.Allow, e.Rule, e.Reason = false, refused.Rule, refused.Reason
+	case err != nil:
+		e.Reason = err.Error()
+	}
+}
+
+const maxEvents = 1024
+
+// A recorder hands events to a function that may be slow. A full queue drops the newest events, so
+// that the begin of a flood is kept.
+type recorder struct {
+	record func(Event)
+	queue  chan Event
+	done   chan struct{}
+
+	mu   sync.Mutex // guards lost
+	lost uint64
+}
+
+func startRecorder(record func(Event)) *recorder {
+	r := &recorder{record: record, queue: make(chan Event, maxEvents), done: make(chan struct{})}
+	go func() {
+		defer close(r.done)
+		for e := range r.queue {
+			r.record(e)
+		}
+	}()
+	return r
+}
+
+// add queues an event. It must not be called after close.
+func (r *recorder) add(e Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e.Lost = r.lost
+	select {
+	case r.queue <- e:
+		r.lost = 0
+	default:
+		r.lost++
+	}
+}
+
+// close waits until the queue is empty.
+func (r *recorder) close() {
+	close(r.queue)
+	<-r.done
+}

@@ -1,0 +1,194 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/sandboxd/sandboxd/netns/policy"
+)
+
+// Options are the surroundings of a network.
+type Options struct {
+	// ID names the network in events.
+	ID     string
+	Policy *policy.Policy
+	Budget Budget
+	// IPv6 reports that the host reaches the Internet over IPv6. Without it no name has an AAAA record:
+	// clients would try those addresses first.
+	IPv6 bool
+	// Lookup resolves a name on the host; network is "ip4" or "ip6", as for [net.Resolver.LookupNetIP].
+	// A [net.DNSError] with IsNotFound stands for a name without such addresses.
+	Lookup func(ctx context.Context, network string, name policy.Name) ([]netip.Addr, error)
+	// Dial connects to exactly this address. Nil stands for a connection from this process.
+	Dial func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
+	// Record gets the events of the network, one at a time and in their order. While it blocks, a
+	// bounded number is queued and the rest is dropped; see [Event.Lost].
+	Record func(Event)
+	// Now and Ticks are the clock. Nil stands for the host's, with a tick each second. At each tick
+	// connections that are too slow are ended.
+	Now   func() time.Time
+	Ticks <-chan time.Time
+}
+
+// limits bound one network at a time.
+type limits struct {
+	flows   int           // connections, each two descriptors
+	heads   int           // connections whose first bytes, or next request, are not complete
+	lookups int           // questions at the host's resolver
+	head    time.Duration // from the first byte of a head to its last, and from accept on ports of the web
+	dial    time.Duration
+	idle    time.Duration // without a byte in either direction
+}
+
+var defaults = limits{flows: 1024, heads: 256, lookups: 32, head: 10 * time.Second, dial: 15 * time.Second, idle: 15 * time.Minute}
+
+// Network is the outside of one sandbox's network. Its methods are safe for concurrent use.
+type Network struct {
+	opts     Options
+	limits   limits
+	policy   atomic.Pointer[policy.Policy]
+	memory   *memory
+	ledger   *ledger
+	recorder *recorder
+	lookups  chan struct{}
+	heads    atomic.Int64
+	pipes    atomic.Int64
+	ctx      context.Context //nolint:containedctx // ends with Close, not with a call
+	cancel   context.CancelFunc
+	// destination is the address that the client of an accepted connection asked for. Tests, whose
+	// clients are on the host's loopback, set their own.
+	destination func(*net.TCPConn) netip.AddrPort
+
+	mu     sync.Mutex // guards those below
+	closed bool
+	flows  map[*flow]struct{}
+	wg     sync.WaitGroup // counts flows, lookups and calls of Serve and ServeDNS
+}
+
+// New returns a network that serves nothing yet. The caller closes it.
+func New(opts Options) *Network { return newNetwork(opts, defaults) }
+
+func newNetwork(opts Options, l limits) *Network {
+	if opts.Dial == nil {
+		opts.Dial = dialExactly
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	if opts.Policy == nil {
+		opts.Policy = &policy.Policy{}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	n := &Network{
+		opts: opts, limits: l, memory: newMemory(opts.Now), ledger: newLedger(opts.Budget, opts.Now), recorder: startRecorder(opts.Record),
+		lookups: make(chan struct{}, l.lookups), ctx: ctx, cancel: cancel, flows: make(map[*flow]struct{}),
+		destination: func(c *net.TCPConn) netip.AddrPort { return unmapped(c.LocalAddr().(*net.TCPAddr).AddrPort()) }, //nolint:forcetypeassert // it is a TCPConn
+	}
+	n.policy.Store(opts.Policy)
+	n.wg.Go(n.sweep)
+	return n
+}
+
+// unmapped returns the IPv4 form of an address that a dual-stack socket gives.
+func unmapped(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
+
+// dialExactly connects to an address and cannot be made to connect to another.
+func dialExactly(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error) {
+	d := net.Dialer{Control: func(_, address string, _ syscall.RawConn) error {
+		if got, err := netip.ParseAddrPort(address); err != nil || unmapped(got) != addr {
+			return fmt.Errorf("connect to %s in the place of %s", address, addr)
+		}
+		return nil
+	}}
+	c, err := d.DialContext(ctx, "tcp", addr.String())
+	if err != nil {
+		return nil, err
+	}
+	t := c.(*net.TCPConn) //nolint:forcetypeassert // of the network tcp
+	// The kernel connects to loopback in the place of the unspecified address.
+	if got := unmapped(t.RemoteAddr().(*net.TCPAddr).AddrPort()); got != addr { //nolint:forcetypeassert // as above
+		_ = t.Close()
+		return nil, fmt.Errorf("connected to %s in the place of %s", got, addr)
+	}
+	return t, nil
+}
+
+// SetPolicy replaces the policy. Connections that the new one refuses are reset.
+func (n *Network) SetPolicy(p *policy.Policy) {
+	n.policy.Store(p)
+	n.memory.forgetAnswers()
+	for _, f := range n.all() {
+		f.review(p)
+	}
+}
+
+func (n *Network) all() []*flow {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all := make([]*flow, 0, len(n.flows))
+	for f := range n.flows {
+		all = append(all, f)
+	}
+	return all
+}
+
+// Close resets all connections and returns when every goroutine of the network has ended and every
+// event was handed on. The caller has closed the listeners before.
+func (n *Network) Close() {
+	n.mu.Lock()
+	closed := n.closed
+	n.closed = true
+	n.mu.Unlock()
+	n.cancel()
+	for _, f := range n.all() {
+		f.abort(errors.New("the network was closed"))
+	}
+	n.wg.Wait()
+	if !closed {
+		n.recorder.close()
+	}
+}
+
+// begin counts work that Close waits for. It reports false once the network is closed.
+func (n *Network) begin() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.closed {
+		n.wg.Add(1)
+	}
+	return !n.closed
+}
+
+// sweep ends connections that are too slow. One clock for all of them costs less than timers, and a
+// test can hold it.
+func (n *Network) sweep() {
+	ticks := n.opts.Ticks
+	if ticks == nil {
+		t := time.NewTicker(time.Second)
+		defer t.Stop()
+		ticks = t.C
+	}
+	for {
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-ticks:
+		}
+		now := n.opts.Now()
+		for _, f := range n.all() {
+			f.expire(now)
+		}
+	}
+}
+
+func (n *Network) record(e Event) {
+	e.Network = n.opts.ID
+	n.recorder.add(e)
+}
