@@ -49,6 +49,17 @@ const (
 
 	rlimitCore, rlimitMask = 4, 0xf // resources up to 15
 
+	ptraceAttach, ptraceSeize, ptraceMask = 16, 0x4206, 0x421f // no other request has these bits
+	setPipeSize, fcntlMask                = 1031, 0x40f        // as above
+
+	// SIOCGIFBR and SIOCSIFBR, and the 64 requests of VLANs, bonds, bridges and time stamps of devices
+	// (linux/sockios.h).
+	getBridge, setBridge, ofDevices, ofDevicesMask = 0x8940, 0x8941, 0x8980, 0xffc0
+
+	// ioctlMask tells these requests from all that programs make (TestIoctlsOfPrograms). Each bit more
+	// takes libseccomp time, at every start of a sandbox.
+	ioctlMask = 0x9ff
+
 	mapHugetlb, mfdHugetlb, shmHugetlb = 0x40000, 0x4, 0o4000
 
 	fallocKeepSize, fallocPunchHole, fallocCollapseRange   = 0x01, 0x02, 0x08
@@ -71,7 +82,7 @@ func allowed() []Group {
 	return []Group{
 		{Reason: "files and directories", Calls: []string{
 			"cachestat", "chdir", "close", "close_range", "copy_file_range", "dup", "dup3", "faccessat", "faccessat2",
-			"fadvise64", "fchdir", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "fcntl", "fdatasync",
+			"fadvise64", "fchdir", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "fdatasync",
 			"fgetxattr", "flistxattr", "flock", "fremovexattr", "fsetxattr", "fstat", "fstatfs", "fsync", "ftruncate",
 			"getcwd", "getdents64", "getxattr", "getxattrat", "lgetxattr", "linkat", "listxattr", "listxattrat", "llistxattr",
 			"lremovexattr", "lseek", "lsetxattr", "mkdirat", "newfstatat", "openat", "openat2", "pipe2", "pread64", "preadv",
@@ -84,13 +95,13 @@ func allowed() []Group {
 			"mknodat",
 		}},
 		{Reason: "memory", Calls: []string{
-			"brk", "madvise", "map_shadow_stack", "membarrier", "memfd_secret", "mincore", "mlock", "mlock2", "mlockall", "mprotect", "mremap", "mseal", "msync", "munlock", "munlockall", "munmap", "pkey_alloc",
+			"brk", "madvise", "map_shadow_stack", "membarrier", "mincore", "mlock", "mlock2", "mlockall", "mprotect", "mremap", "mseal", "msync", "munlock", "munlockall", "munmap", "pkey_alloc",
 			"pkey_free", "pkey_mprotect", "process_mrelease",
 		}},
 		{Reason: "processes and threads; what they may do to each other is decided by credentials within the sandbox", Calls: []string{
 			"execve", "execveat", "exit", "exit_group", "getcpu", "getegid", "geteuid", "getgid", "getgroups", "getpgid",
 			"getpid", "getppid", "getpriority", "getresgid", "getresuid", "getrlimit", "getrusage", "getsid", "gettid", "getuid",
-			"get_robust_list", "ioprio_get", "ioprio_set", "kill", "pidfd_open", "pidfd_send_signal", "ptrace", "restart_syscall", "rseq", "sched_getaffinity", "sched_getattr", "sched_getparam",
+			"get_robust_list", "ioprio_get", "ioprio_set", "kill", "pidfd_open", "pidfd_send_signal", "restart_syscall", "rseq", "sched_getaffinity", "sched_getattr", "sched_getparam",
 			"sched_get_priority_max", "sched_get_priority_min", "sched_getscheduler", "sched_rr_get_interval",
 			"sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler", "sched_yield", "set_robust_list",
 			"set_tid_address", "setpgid", "setpriority", "setsid", "tgkill", "times", "tkill", "wait4", "waitid",
@@ -324,11 +335,44 @@ func conditional() []Group {
 			When:   [][]Cond{{is(1, solTCP), is(2, tcpULP)}},
 		},
 		{
-			// The upper half of a request is direction and size. Looking at the lower only closes 65,535
-			// requests more than it must, none of which a sandbox has a device for.
+			// The upper half of a request is direction and size. Looking at some bits of the lower one closes
+			// many requests more than it must, none of which a sandbox has a device for.
 			Reason: "controlling terminals, files and sockets",
 			Calls:  []string{"ioctl"},
-			When:   noneOf(1, 0xffff, tiocSTI, tiocLINUX, tiocSETD, fsReserve, fsReserve64, fsZeroRange),
+			When:   noneOf(1, ioctlMask, closedIoctls()...),
+		},
+		{
+			// The kernel asks modprobe for the module before it looks at the caller, and starts that as root
+			// of the host.
+			Reason: "no bridges and VLANs",
+			Calls:  []string{"ioctl"},
+			Errno:  errnoEPERM,
+			When:   [][]Cond{{low16(getBridge)}, {low16(setBridge)}, {{Arg: 1, Mask: ofDevicesMask, Value: ofDevices}}},
+		},
+		{
+			Reason: "descriptors",
+			Calls:  []string{"fcntl"},
+			When:   noneOf(1, fcntlMask, setPipeSize),
+		},
+		{
+			// The pages of a pipe count for the user that made it: of stdio that is the daemon's.
+			Reason: "no larger pipes",
+			Calls:  []string{"fcntl"},
+			Errno:  errnoEPERM,
+			When:   [][]Cond{{{Arg: 1, Mask: fcntlMask, Value: setPipeSize}}},
+		},
+		{
+			Reason: "tracing of one's own children, which ask for it, and of theirs",
+			Calls:  []string{"ptrace"},
+			When:   noneOf(0, ptraceMask, ptraceAttach, ptraceSeize),
+		},
+		{
+			// Two processes that trace each other and stop at their ends (PTRACE_O_TRACEEXIT) cannot be
+			// killed, by anybody. strace goes on without.
+			Reason: "no attaching to processes",
+			Calls:  []string{"ptrace"},
+			Errno:  errnoEPERM,
+			When:   [][]Cond{{{Arg: 0, Mask: ptraceMask, Value: ptraceAttach}}, {{Arg: 0, Mask: ptraceMask, Value: ptraceSeize}}},
 		},
 		{
 			Reason: "no blocks without writing, by an older way",
@@ -358,6 +402,15 @@ var filterOptions = []uint32{soAttachFilter, soLockFilter, soAttachBPF, soAttach
 
 // low16 compares the lower half of the second argument.
 func low16(value uint32) Cond { return Cond{Arg: 1, Mask: 0xffff, Value: uint64(value)} }
+
+// closedIoctls are the lower halves of requests that are closed.
+func closedIoctls() []uint32 {
+	closed := []uint32{tiocSTI, tiocLINUX, tiocSETD, fsReserve, fsReserve64, fsZeroRange, getBridge, setBridge}
+	for n := uint32(ofDevices); n&ofDevicesMask == ofDevices; n++ {
+		closed = append(closed, n)
+	}
+	return closed
+}
 
 // within narrows alternatives of one condition each to values that have none of the bits.
 func within(none uint64, alternatives [][]Cond) [][]Cond {
@@ -416,6 +469,11 @@ func refused() []Group {
 		groups[i].Errno = errnoEPERM
 	}
 	return append(groups, Group{
+		// Each page leaves the kernel's map of all memory in smaller pieces, for good.
+		Reason: "no secret memory",
+		Calls:  []string{"memfd_secret"},
+		Errno:  errnoENOSYS,
+	}, Group{
 		// Its flags lie in memory, where a filter cannot look. glibc, musl and Go fall back to clone(2)
 		// on ENOSYS only.
 		Reason: "clone3 hides its flags from filters",

@@ -8,14 +8,14 @@ import "slices"
 // filter holds too, make it. Calls with a fallback that programs take by themselves (splice,
 // extended attributes, pkeys, sync_file_range, …) are not.
 func Hardened() Filter {
-	return Filter{Name: "hardened", Groups: slices.Concat(hardenedAllowed(), without(conditional(), "personality", "setrlimit", "shmget"), fallocateGroups(), refused(), hardenedRefused())}
+	return Filter{Name: "hardened", Groups: slices.Concat(hardenedAllowed(), without(conditional(), "personality", "ptrace", "setrlimit", "shmget"), fallocateGroups(), refused(), hardenedRefused())}
 }
 
 func hardenedAllowed() []Group {
 	return []Group{
 		{Reason: "files and directories", Calls: []string{
 			"chdir", "close", "close_range", "copy_file_range", "dup", "dup3", "faccessat", "faccessat2", "fadvise64",
-			"fchdir", "fchmod", "fchmodat", "fchown", "fchownat", "fcntl", "fdatasync", "flock", "fstat", "fstatfs",
+			"fchdir", "fchmod", "fchmodat", "fchown", "fchownat", "fdatasync", "flock", "fstat", "fstatfs",
 			"fsync", "ftruncate", "getcwd", "getdents64", "linkat", "lseek", "mkdirat", "mknodat", "newfstatat", "openat", "openat2", "pipe2",
 			"pread64", "preadv", "pwrite64", "pwritev", "read", "readlinkat", "readv", "renameat", "renameat2", "sendfile", "statfs",
 			"statx", "symlinkat", "truncate", "umask", "unlinkat", "utimensat", "write", "writev",

@@ -211,7 +211,16 @@ func TestDefaultAnswers(t *testing.T) {
 		{"futex_waitv", nil, allow},
 		{"rseq", nil, allow},
 		{"landlock_restrict_self", nil, allow},
-		{"ptrace", []uint64{16}, allow},
+		{"ptrace", []uint64{0}, allow},       // TRACEME
+		{"ptrace", []uint64{0x4200}, allow},  // SETOPTIONS
+		{"ptrace", []uint64{0x4207}, allow},  // INTERRUPT
+		{"ptrace", []uint64{16}, errnoEPERM}, // ATTACH
+		{"ptrace", []uint64{0x4206}, errnoEPERM},
+		{"fcntl", []uint64{0, 1032}, allow}, // F_GETPIPE_SZ
+		{"fcntl", []uint64{0, 7}, allow},
+		{"fcntl", []uint64{0, 1031}, errnoEPERM},
+		{"fcntl", []uint64{0, high | 1031}, errnoEPERM},
+		{"memfd_secret", nil, errnoENOSYS},
 		{"clone", []uint64{17}, allow},       // fork
 		{"clone", []uint64{0x3d0f00}, allow}, // a thread of glibc
 		{"clone", []uint64{0x4111}, allow},   // vfork by Go
@@ -473,5 +482,48 @@ func TestPlanRefuses(t *testing.T) {
 	var unsupported *UnsupportedError
 	if _, err := Plan(Default(), AMD64, Abilities{}); !errors.As(err, &unsupported) {
 		t.Errorf("a kernel without seccomp: %v", err)
+	}
+}
+
+// The ioctls that programs make of terminals, files, sockets and namespaces pass a filter that
+// looks at some of their bits. Those of bridges, VLANs and terminals' input do not.
+func TestIoctlsOfPrograms(t *testing.T) {
+	closed := map[uint64]uint{
+		0x5412: errnoEPERM, 0x541c: errnoEPERM, 0x5423: errnoEPERM, 0x8940: errnoEPERM, 0x8941: errnoEPERM,
+		0x8982: errnoEPERM, 0x8983: errnoEPERM, 0x89a0: errnoEPERM, 0x89a1: errnoEPERM,
+		0x40305828: errnoENOTSUP, 0x4030582a: errnoENOTSUP, 0x40305839: errnoENOTSUP,
+	}
+	var programs []uint64
+	for _, span := range [][2]uint64{
+		{0x5401, 0x545f},                                     // terminals
+		{0x8901, 0x8939},                                     // sockets, interfaces, routes
+		{0x8942, 0x894c},                                     // queues, link settings
+		{0x89e0, 0x89ff},                                     // protocols' own
+		{0xb701, 0xb70a},                                     // namespaces
+		{0x40086601, 0x40086608},                             // attributes and versions of files
+		{0x660b, 0x660b},                                     // FIEMAP
+		{0x5600, 0x5603}, {0x4b33, 0x4b33}, {0x4b44, 0x4b45}, // consoles, which programs ask whether they are one
+		{0x5200, 0x5203}, {0x801c581f, 0x801c581f}, {0x401c5820, 0x401c5820}, {0xc0185879, 0xc0185879},
+		{0x40049409, 0x40049409}, {0x4020940d, 0x4020940d}, {0xc0189436, 0xc0189436}, {0x81009431, 0x81009432}, // clones, labels
+		{0x1260, 0x1260}, {0x1268, 0x1268}, {0x80081272, 0x80081272},
+	} {
+		for n := span[0]; n <= span[1]; n++ {
+			programs = append(programs, n)
+		}
+	}
+	for _, arch := range []string{AMD64, ARM64} {
+		for _, request := range programs {
+			if _, ok := closed[request]; ok {
+				continue
+			}
+			if v := Lookup(plan(t, arch), "ioctl", 0, request); !v.Allowed() {
+				t.Errorf("%s: ioctl %#x answers %s", arch, request, v)
+			}
+		}
+		for request, want := range closed {
+			if v := Lookup(plan(t, arch), "ioctl", 0, 1<<32|request); v.Allowed() || v.Errno != want {
+				t.Errorf("%s: ioctl %#x answers %s, want errno %d", arch, request, v, want)
+			}
+		}
 	}
 }

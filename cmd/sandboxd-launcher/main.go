@@ -97,7 +97,7 @@ func open(setup *launcher.Setup, first []*os.File) (*launcher.Server, error) {
 		return nil, err
 	}
 	engine, err := libct.Open(libct.Host{
-		IDs: setup.IDs, Single: setup.Single, Cgroup: setup.Cgroup != "", Controllers: setup.Controllers, Missing: setup.Missing,
+		IDs: setup.IDs, Single: setup.Single, Cgroup: setup.Cgroup != "", Controllers: setup.Controllers, Missing: setup.Missing, Pids: setup.Pids,
 	}, ranges)
 	if err != nil {
 		return nil, err

@@ -346,8 +346,12 @@ func Start(ctx context.Context, o Options) (err error) {
 	if first != nil {
 		ranges = o.IDs.Ranges()
 	}
+	pids, err := hostPids()
+	if err != nil {
+		return err
+	}
 	setup, err := json.Marshal(Setup{
-		Ranges: ranges, SharedIDs: sharedIDs,
+		Ranges: ranges, SharedIDs: sharedIDs, Pids: pids,
 		DataDir: o.DataDir, InitPath: o.Init, Cgroup: o.Cgroup.Path, Cgroup2: o.Cgroup.Mount, IDs: o.IDs.SandboxMap(),
 		Single: !o.IDs.Subordinate(), Controllers: o.Cgroup.Controllers, Missing: missing(o), Version: o.Version,
 	})
@@ -445,4 +449,17 @@ func dial(ctx context.Context, path string) (*net.UnixConn, error) {
 		return nil, fmt.Errorf("connect to %s: %w", path, err)
 	}
 	return conn.(*net.UnixConn), nil
+}
+
+// hostPids returns the number of pids of the caller's PID namespace.
+func hostPids() (uint64, error) {
+	text, err := os.ReadFile("/proc/sys/kernel/pid_max")
+	if err != nil {
+		return 0, fmt.Errorf("read the host's number of processes: %w", err)
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("read the host's number of processes: %w", err)
+	}
+	return n, nil
 }

@@ -113,7 +113,7 @@ func ofOne(host []ceiling, memory int64, ipc bool) []ceiling {
 // queues and semaphores. Databases need one or two of each. It is pure.
 func ofIPC(memory int64) []ceiling {
 	all := []ceiling{
-		{Name: "kernel/msgmni", Most: 256},                        // queues, of 16 KiB (msgmnb) each
+		{Name: "kernel/msgmni", Most: 32},                         // queues, of 16 KiB (msgmnb) and as many messages, of no length too
 		{Name: "kernel/sem", More: "32000 32000 500 ", Most: 256}, // in a set, in all, in a call; sets
 		{Name: "kernel/shmmni", Most: 256},
 	}
@@ -159,23 +159,22 @@ func given() (all []ceiling, limits []configs.Rlimit, err error) {
 
 // boundProcesses makes the launcher's soft limit of processes one that means something: half of it
 // is the ceiling of all sandboxes together (processes.go), which must leave pids to others. No user
-// has more processes than the host has pids, so the launcher loses nothing.
-func boundProcesses() error {
+// has more processes than the host has pids, so the launcher loses nothing. Since Linux 6.14 the
+// sysctl pid_max that the launcher sees is that of its own PID namespace: pids is the host's.
+func boundProcesses(pids uint64) error {
 	var own unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &own); err != nil {
 		return fmt.Errorf("read own limit of processes: %w", err)
 	}
-	for _, name := range []string{"kernel/pid_max", "kernel/threads-max"} {
-		text, err := os.ReadFile("/proc/sys/" + name)
-		if err != nil {
-			return fmt.Errorf("read the host's number of processes: %w", err)
-		}
-		n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-		if err != nil {
-			return fmt.Errorf("read the host's number of processes: %s: %w", name, err)
-		}
-		own.Cur = min(own.Cur, n)
+	text, err := os.ReadFile("/proc/sys/kernel/threads-max")
+	if err != nil {
+		return fmt.Errorf("read the host's number of threads: %w", err)
 	}
+	threads, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return fmt.Errorf("read the host's number of threads: %w", err)
+	}
+	own.Cur = min(own.Cur, threads, pids)
 	if err := unix.Setrlimit(unix.RLIMIT_NPROC, &own); err != nil {
 		return fmt.Errorf("set limit of processes: %w", err)
 	}
@@ -184,7 +183,7 @@ func boundProcesses() error {
 
 // boundAll sets the bounds of all sandboxes together, in the launcher, from the host's numbers.
 func (h *Host) boundAll() error {
-	if err := boundProcesses(); err != nil {
+	if err := boundProcesses(h.Pids); err != nil {
 		return err
 	}
 	if err := hold(ofAll(h.given)); err != nil {
