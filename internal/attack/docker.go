@@ -38,14 +38,16 @@ func DockerCalls(arch string) []string {
 // (38) and AF_VSOCK (40) alone; no rule of it is about protocols, ioctl or setsockopt; its
 // "subArchitectures" of x86-64 are x86 and x32; and Docker gives CAP_SYS_CHROOT and CAP_NET_RAW.
 var dockerFeatures = []string{
-	"adjtimex", "attach-ebpf", "attach-filter", "attach-filter-high-bits", "attach-reuseport-ebpf", "attach-reuseport-filter", "chroot",
-	"fanotify-mark", "int80-abi", "limit-cores-anew", "limit-init-descriptors", "limit-init-memory", "limit-init-processes",
-	"limit-init-processor", "listmount", "lock-filter", "memfd-hugetlb", "mmap-hugetlb", "modify-ldt", "name-to-handle", "nested-filter",
-	"nested-filter-high-bits", "nested-filter-prctl", "process-vm-readv-init", "process-vm-writev-init", "shm-hugetlb", "socket-can",
-	"socket-key", "socket-mptcp", "socket-netlink-audit", "socket-netlink-connector", "socket-netlink-diag", "socket-netlink-fib-lookup",
-	"socket-netlink-generic", "socket-netlink-netfilter", "socket-netlink-uevent", "socket-netlink-usersock", "socket-netlink-xfrm",
-	"socket-packet", "socket-raw-icmp", "socket-raw-ip6", "socket-rds", "socket-sctp", "socket-tipc", "socket-udplite", "socket-xdp",
-	"statmount", "tcp-ulp", "tioclinux", "tiocsetd", "tiocsti", "tiocsti-high-bits", "x32-abi",
+	"adjtimex", "attach-ebpf", "attach-filter", "attach-filter-high-bits", "attach-reuseport-ebpf", "attach-reuseport-filter",
+	"chroot", "fanotify-mark", "int80-abi", "larger-pipe", "limit-cores-anew", "limit-init-descriptors", "limit-init-memory",
+	"limit-init-processes", "limit-init-processor", "listmount", "lock-filter", "memfd-hugetlb", "mmap-hugetlb", "modify-ldt",
+	"modprobe-bridge", "modprobe-vlan", "name-to-handle", "nested-filter", "nested-filter-high-bits", "nested-filter-prctl",
+	"process-vm-readv-init", "process-vm-writev-init", "secret-memory", "shm-hugetlb", "socket-can", "socket-key", "socket-mptcp",
+	"socket-netlink-audit", "socket-netlink-connector", "socket-netlink-diag", "socket-netlink-fib-lookup",
+	"socket-netlink-generic", "socket-netlink-netfilter", "socket-netlink-uevent", "socket-netlink-usersock",
+	"socket-netlink-xfrm", "socket-packet", "socket-raw-icmp", "socket-raw-ip6", "socket-rds", "socket-sctp", "socket-tipc",
+	"socket-udplite", "socket-xdp", "statmount", "tcp-ulp", "tioclinux", "tiocsetd", "tiocsti", "tiocsti-high-bits",
+	"trace-attach", "trace-seize", "x32-abi",
 }
 
 // DockerFeatures are the attacks of the corpus that Docker's default filter would let reach the

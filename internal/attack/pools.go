@@ -68,6 +68,30 @@ func pools() []Attack {
 			return errno
 		}},
 
+		// The kernel asks modprobe, root of the host, for a module before it looks at the caller.
+		{"modprobe-bridge", Filter, func() error { return deviceIoctl(0x8940) }}, // SIOCGIFBR
+		{"modprobe-vlan", Filter, func() error { return deviceIoctl(0x8982) }},   // SIOCGIFVLAN
+		// The pages of stdio's pipes are the daemon's.
+		{"larger-pipe", Filter, func() error {
+			var p [2]int
+			if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+				return err
+			}
+			_, err := unix.FcntlInt(uintptr(p[0]), unix.F_SETPIPE_SZ, 128<<10)
+			return errors.Join(err, unix.Close(p[0]), unix.Close(p[1]))
+		}},
+		// A page of it splits the kernel's map of all memory for good.
+		{"secret-memory", Filter, func() error {
+			fd, _, errno := unix.RawSyscall(unix.SYS_MEMFD_SECRET, unix.O_CLOEXEC, 0, 0)
+			if errno != 0 {
+				return errno
+			}
+			return unix.Close(int(fd))
+		}},
+		// Two processes that trace each other and stop at their ends cannot be killed.
+		{"trace-attach", Filter, func() error { return traced(unix.PTRACE_ATTACH, 0, 0, nil) }},
+		{"trace-seize", Filter, func() error { return traced(unix.PTRACE_SEIZE, 0, 0, nil) }},
+
 		{"touch-device", ReadOnly, func() error {
 			now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}
 			return unix.UtimesNanoAt(unix.AT_FDCWD, "/dev/null", now, 0)
@@ -171,4 +195,13 @@ func limitCores() error {
 		return errors.New("the limit is 1 byte still")
 	}
 	return nil
+}
+
+// deviceIoctl makes a request of a socket that some device may know.
+func deviceIoctl(request uintptr) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(reached(raw(unix.SYS_IOCTL, uintptr(fd), request, 0)), unix.Close(fd))
 }
