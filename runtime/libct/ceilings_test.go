@@ -50,7 +50,7 @@ func TestCeilingsOfIPC(t *testing.T) {
 		}
 		return said
 	}
-	want := map[string]string{"kernel/msgmni": "256", "kernel/sem": "32000 32000 500 256", "kernel/shmmni": "256", "kernel/shmall": "262144"}
+	want := map[string]string{"kernel/msgmni": "32", "kernel/sem": "32000 32000 500 256", "kernel/shmmni": "256", "kernel/shmall": "262144"}
 	for _, kind := range closed {
 		want["user/max_"+kind+"_namespaces"] = "0"
 	}

@@ -112,10 +112,10 @@ func TestSystemVIPCIsBounded(t *testing.T) {
 			t.Skip(missing)
 		}
 	}
-	for kind, script := range map[string]string{"shared memory": "-M 1", "queues": "-Q", "semaphores": "-S 1"} {
+	for script, want := range map[string]string{"-M 1": "256\n", "-Q": "32\n", "-S 1": "256\n"} {
 		got := s.Sh(t, "n=0; while [ $n -lt 300 ] && ipcmk "+script+" >/dev/null 2>&1; do n=$((n+1)); done; echo $n")
-		if got != "256\n" {
-			t.Errorf("%s: %s are made", kind, strings.TrimSpace(got))
+		if got != want {
+			t.Errorf("ipcmk %s: %s are made", script, strings.TrimSpace(got))
 		}
 	}
 	if got := s.Sh(t, "ipcmk -M $((3<<30)) 2>/dev/null || echo refused"); got != "refused\n" { // the limit of memory is 2 GiB
