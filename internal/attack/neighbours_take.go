@@ -277,7 +277,7 @@ func ipcs() []Resource {
 			return nil
 		}))),
 		closedTo(hardened, memory("semaphores", 64, until(func(int) error { _, err := semaphores(250); return err }))),
-		closedTo(hardened, memory("messages", 64, until(func(int) error {
+		closedTo(hardened, memory("messages", 30, until(func(int) error {
 			id, _, errno := unix.Syscall(unix.SYS_MSGGET, unix.IPC_PRIVATE, unix.IPC_CREAT|0o600, 0)
 			if errno != 0 {
 				return errno
