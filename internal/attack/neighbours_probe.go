@@ -3,6 +3,7 @@ package attack
 import (
 	"os"
 	"os/exec"
+	"strconv"
 	"time"
 	"unsafe"
 
@@ -76,7 +77,7 @@ func operations() []operation {
 		}},
 		{"queued signal", oneSignal},
 		{"message queue", func() error {
-			fd, err := queue("/sandboxd-probe", true)
+			fd, err := queue("/sandboxd-probe-"+strconv.Itoa(os.Getpid()), true) // others probe this host too
 			return closing(fd, err)
 		}},
 		{"System V shared memory", func() error {
