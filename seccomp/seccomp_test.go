@@ -495,17 +495,27 @@ func TestIoctlsOfPrograms(t *testing.T) {
 	}
 	var programs []uint64
 	for _, span := range [][2]uint64{
-		{0x5401, 0x545f},                                     // terminals
-		{0x8901, 0x8939},                                     // sockets, interfaces, routes
-		{0x8942, 0x894c},                                     // queues, link settings
-		{0x89e0, 0x89ff},                                     // protocols' own
-		{0xb701, 0xb70a},                                     // namespaces
-		{0x40086601, 0x40086608},                             // attributes and versions of files
-		{0x660b, 0x660b},                                     // FIEMAP
-		{0x5600, 0x5603}, {0x4b33, 0x4b33}, {0x4b44, 0x4b45}, // consoles, which programs ask whether they are one
-		{0x5200, 0x5203}, {0x801c581f, 0x801c581f}, {0x401c5820, 0x401c5820}, {0xc0185879, 0xc0185879},
-		{0x40049409, 0x40049409}, {0x4020940d, 0x4020940d}, {0xc0189436, 0xc0189436}, {0x81009431, 0x81009432}, // clones, labels
-		{0x1260, 0x1260}, {0x1268, 0x1268}, {0x80081272, 0x80081272},
+		{0x5401, 0x545f},         // terminals
+		{0x8901, 0x8939},         // sockets, interfaces, routes
+		{0x8942, 0x894c},         // queues, link settings
+		{0x89e0, 0x89ff},         // protocols' own
+		{0xb701, 0xb70a},         // namespaces
+		{0x40086601, 0x40086608}, // attributes and versions of files
+		{0x660b, 0x660b},         // FIEMAP
+		{0x5600, 0x5603},
+		{0x4b33, 0x4b33},
+		{0x4b44, 0x4b45}, // consoles, which programs ask whether they are one
+		{0x5200, 0x5203},
+		{0x801c581f, 0x801c581f},
+		{0x401c5820, 0x401c5820},
+		{0xc0185879, 0xc0185879},
+		{0x40049409, 0x40049409},
+		{0x4020940d, 0x4020940d},
+		{0xc0189436, 0xc0189436},
+		{0x81009431, 0x81009432}, // clones, labels
+		{0x1260, 0x1260},
+		{0x1268, 0x1268},
+		{0x80081272, 0x80081272},
 	} {
 		for n := span[0]; n <= span[1]; n++ {
 			programs = append(programs, n)

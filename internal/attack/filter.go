@@ -18,9 +18,9 @@ func aroundFilter() []Attack {
 		// (SECCOMP_USER_NOTIF_FLAG_CONTINUE, Linux 5.5): the outer filter must have been asked too.
 		{"seccomp-notify-continue", Filter, notifyContinue},
 		// The options of ptrace(2) that suspend the filters of a child, and read them.
-		{"ptrace-suspends-filter", Namespaces, func() error { return traced(unix.PTRACE_SEIZE, 0, suspendSeccomp, nil) }},
+		{"ptrace-suspends-filter", Namespaces, func() error { return traced(unix.PTRACE_SEIZE, suspendSeccomp, nil) }},
 		{"ptrace-reads-filter", Namespaces, func() error {
-			return traced(unix.PTRACE_SEIZE, 0, 0, func(pid int) error {
+			return traced(unix.PTRACE_SEIZE, 0, func(pid int) error {
 				const getFilter = 0x420c
 				return reached(raw4(unix.SYS_PTRACE, getFilter, uintptr(pid), 0, 0))
 			})
@@ -53,13 +53,13 @@ func waiting(trap uintptr) (pid int, err error) {
 }
 
 // traced becomes the tracer of a child that has stopped, and then ends the child.
-func traced(request int, address, data uintptr, then func(pid int) error) error {
+func traced(request int, data uintptr, then func(pid int) error) error {
 	goruntime.LockOSThread() // a tracer is a thread; never unlocked
 	pid, err := waiting(unix.SYS_GETPID)
 	if err != nil {
 		return err
 	}
-	err = raw4(unix.SYS_PTRACE, uintptr(request), uintptr(pid), address, data)
+	err = raw4(unix.SYS_PTRACE, uintptr(request), uintptr(pid), 0, data)
 	if err == nil && then != nil {
 		_ = raw4(unix.SYS_PTRACE, unix.PTRACE_INTERRUPT, uintptr(pid), 0, 0)
 		var status unix.WaitStatus

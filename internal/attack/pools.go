@@ -89,8 +89,8 @@ func pools() []Attack {
 			return unix.Close(int(fd))
 		}},
 		// Two processes that trace each other and stop at their ends cannot be killed.
-		{"trace-attach", Filter, func() error { return traced(unix.PTRACE_ATTACH, 0, 0, nil) }},
-		{"trace-seize", Filter, func() error { return traced(unix.PTRACE_SEIZE, 0, 0, nil) }},
+		{"trace-attach", Filter, func() error { return traced(unix.PTRACE_ATTACH, 0, nil) }},
+		{"trace-seize", Filter, func() error { return traced(unix.PTRACE_SEIZE, 0, nil) }},
 
 		{"touch-device", ReadOnly, func() error {
 			now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}
