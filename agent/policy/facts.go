@@ -18,7 +18,7 @@ type Facts struct {
 	Command   string         // command: a shell line; "" for other tools
 
 	Words    []string // words: the line's literal words
-	Programs []string // programs: base names of the programs that the line names
+	Programs []string // programs: base names of the programs that the line names, and paths outside of the system's directories
 	Opaque   bool     // opaque: the line runs code that cannot be determined from its text, or cannot be parsed
 	// evaluates: the shell evaluates data as code or as arithmetic, in which a subscript of a
 	// variable's value runs commands. It implies opaque.
