@@ -35,9 +35,9 @@ func newVariables() variables {
 // command returns the name under which a command is tracked.
 func command(name string) string { return name + "()" }
 
-// unassigned returns the name under which it is tracked that no part of the line assigns a variable.
-// A program that prints numbers may print a word instead, such as null, which arithmetic takes for
-// the name of a variable.
+// unassigned returns the name that stands for a number as long as no part of the line assigns the
+// variable. A program that prints numbers may print a word instead, such as null. Arithmetic takes
+// that for the name of a variable.
 func unassigned(name string) string { return "=" + name }
 
 // unknown records an assignment of a value that is not known to be a number.

@@ -202,8 +202,8 @@ func (r *reader) quoted(n syntax.Node) {
 // called, and neither does one that is called before its definition. A special builtin goes before
 // a function of its name in sh, so such a function hides nothing.
 //
-// The parser takes f() { ls; } | cat for a function with a pipeline as its body. To the shell, it is
-// a pipeline that defines f in a subshell.
+// The parser takes f() { ls; } | cat for a function with a pipeline as its body. To the shell, it
+// is a pipeline that defines f in a subshell.
 func functions(file *syntax.File) map[string]uint {
 	found := map[string]uint{}
 	for _, s := range file.Stmts {
@@ -424,16 +424,21 @@ var devices = []string{"/dev/tcp/", "/dev/udp/"}
 // opens inspects the name of a file that the shell opens for a redirection.
 func (r *reader) opens(n *syntax.Word, s script) {
 	w := newWord(n)
+	host, found := "", false
 	for _, device := range devices {
-		rest, ok := strings.CutPrefix(w.prefix, device)
-		if !ok {
-			continue
+		if rest, ok := strings.CutPrefix(w.prefix, device); ok {
+			found = true
+			host, _, ok = strings.Cut(rest, "/")
+			if !ok { // an expansion follows
+				host = ""
+			}
 		}
-		host, _, ok := strings.Cut(rest, "/")
-		if !ok || host == "" { // an expansion
-			host = s.text[n.Pos().Offset():n.End().Offset()]
-		}
+	}
+	switch {
+	case found && host != "":
 		r.facts.Hosts = append(r.facts.Hosts, strings.ToLower(host))
+	case found, w.text == "" && strings.HasPrefix(w.prefix, "/dev/") && w.mayConnect():
+		r.facts.Hosts = append(r.facts.Hosts, s.text[n.Pos().Offset():n.End().Offset()])
 	}
 	if w.text != "" || len(n.Parts) == 0 {
 		return
