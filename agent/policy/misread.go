@@ -95,7 +95,7 @@ func endsElsewhere(r *syntax.Redirect, open []syntax.Node, line string) bool {
 		}
 		rest, begins := strings.CutPrefix(l, delimiter)
 		return begins && rest == "" || // within an expansion, which the delimiter cuts
-			begins && substituted && strings.Contains(rest, ")") || // the end of the substitution
+			begins && substituted && strings.ContainsAny(rest, ")}") || // the end of the substitution
 			!quoted && strings.HasSuffix(l, `\`) // joined with the next line before it is compared
 	}) || strings.TrimLeft(lines[len(lines)-1], "\t") != delimiter
 }

@@ -276,12 +276,13 @@ func tables(file *syntax.File) map[string]uint {
 					delete(declared, a.Name.Value)
 				}
 			}
-			sets := len(n.Args) > 0 && textOf(n.Args[0]) == "set"
+			sets := false
 			for _, w := range n.Args {
 				text := textOf(w)
 				if slices.Contains([]string{"eval", "trap", "allexport", "export", "declare", "typeset"}, text) || sets && (text == "" || text[0] == '-' && strings.Contains(text, "a")) {
 					clear(declared)
 				}
+				sets = sets || text == "set" // perhaps after command or builtin
 				name, _, _ := strings.Cut(text, "=")
 				name, _, _ = strings.Cut(name, "[")
 				delete(declared, name) // unset, read, mapfile and others change it
