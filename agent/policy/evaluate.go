@@ -18,17 +18,27 @@ type variables struct {
 	texts    map[string][]string // variables that declare assigns a value, with names that must hold numbers
 	options  map[string]bool     // variables that may hold a word that begins with a dash
 	operands map[string]bool     // variables that are operands of a program with options that run code
+
+	opened      map[string]bool // variables that begin the name of a file that the shell opens
+	files       map[string]bool // variables that are assigned a value that is no connection's name
+	connections map[string]bool // variables that may hold the name of a connection, or a beginning of it
 }
 
 func newVariables() variables {
 	return variables{
 		sources: map[string][]string{}, unknowns: map[string]bool{}, needed: map[string]bool{}, arrays: map[string]bool{},
 		texts: map[string][]string{}, options: map[string]bool{}, operands: map[string]bool{},
+		opened: map[string]bool{}, files: map[string]bool{}, connections: map[string]bool{},
 	}
 }
 
 // command returns the name under which a command is tracked.
 func command(name string) string { return name + "()" }
+
+// unassigned returns the name that stands for a number as long as no part of the line assigns the
+// variable. A program that prints numbers may print a word instead, such as null. Arithmetic takes
+// that for the name of a variable.
+func unassigned(name string) string { return "=" + name }
 
 // unknown records an assignment of a value that is not known to be a number.
 func (v *variables) unknown(name string) { v.unknowns[name] = true }
@@ -77,7 +87,11 @@ func (r *reader) settle() {
 		}
 	}
 	bad := func(name string) bool {
+		name, isUnassigned := strings.CutPrefix(name, "=")
 		_, assigned := v.sources[name]
+		if isUnassigned {
+			return assigned || v.unknowns[name]
+		}
 		return !assigned && !dynamic[name] && !strings.HasSuffix(name, "()") || v.unknowns[name] || filled[name] ||
 			strings.HasPrefix(name, "BASH") && !dynamic[name] && !integers[name]
 	}
@@ -124,6 +138,11 @@ func (r *reader) settle() {
 			r.evaluates()
 		}
 	}
+	for name := range v.opened {
+		if !v.files[name] || v.connections[name] || filled[name] {
+			r.facts.Opaque = true
+		}
+	}
 	for name := range v.operands {
 		if v.options[name] {
 			r.facts.Opaque = true
@@ -136,8 +155,13 @@ func (r *reader) assign(name string, value *syntax.Word) {
 	r.named(name)
 	if value == nil {
 		r.variables.number(name, nil)
+		r.variables.files[name] = true
 		return
 	}
+	if newWord(value).mayConnect() {
+		r.variables.connections[name] = true
+	}
+	r.variables.files[name] = true
 	if newWord(value).text == "" {
 		r.modules(name)
 	}
@@ -157,6 +181,7 @@ func (r *reader) fill(name string) {
 		r.named(name)
 		r.modules(name)
 		r.variables.unknown(name)
+		r.variables.connections[name] = true
 	}
 }
 
@@ -212,6 +237,7 @@ func (r *reader) iterate(loop *syntax.WordIter, isSelect bool) {
 	if isSelect || !loop.InPos.IsValid() { // the arguments of the script or function
 		r.variables.unknown(name)
 		r.variables.options[name] = true
+		r.variables.connections[name] = true
 		return
 	}
 	r.variables.number(name, nil)
@@ -599,10 +625,10 @@ func (r *reader) count(c *syntax.CmdSubst) (names []string, ok bool) {
 		return names, len(args) == 1 && (textOf(args[0]) == "-u" || textOf(args[0]) == "-g")
 	case "stat":
 		return names, len(args) == 3 && textOf(args[0]) == "-c" && slices.Contains([]string{"%s", "%Y", "%a", "%h"}, textOf(args[1])) && textOf(args[2]) != "" &&
-			!strings.HasPrefix(textOf(args[2]), "-")
-	case "jq":
-		return names, len(args) > 0 && len(args) < 3 && textOf(args[0]) == "length" &&
-			(len(args) < 2 || textOf(args[1]) != "" && !strings.HasPrefix(textOf(args[1]), "-"))
+			!strings.HasPrefix(textOf(args[2]), "-") && !expands(args[2]) // the name of a file may be an option
+	case "jq": // of NaN the length is null, and ~/.jq may define another length
+		return append(names, unassigned("null"), unassigned("true"), unassigned("false")), len(args) > 0 && len(args) < 3 && textOf(args[0]) == "length" &&
+			(len(args) < 2 || textOf(args[1]) != "" && !strings.HasPrefix(textOf(args[1]), "-") && !expands(args[1]))
 	case "date":
 		format, ok := "", len(args) == 1
 		if ok {
@@ -612,13 +638,16 @@ func (r *reader) count(c *syntax.CmdSubst) (names []string, ok bool) {
 			if format[i] != '%' {
 				continue
 			}
-			if i+1 == len(format) || !strings.ContainsRune("sNYmdHMSjuw", rune(format[i+1])) {
+			if i+1 == len(format) || !strings.ContainsRune("sYmdHMSjuw", rune(format[i+1])) {
 				return nil, false
 			}
 			format = format[:i] + "0" + format[i+2:]
 		}
 		return names, ok && isNumeral(format)
 	case "seq", "expr":
+		if name == "seq" { // of numbers that are too large
+			names = append(names, unassigned("inf"), unassigned("nan"), unassigned("infinity"))
+		}
 		for _, w := range args {
 			if name == "expr" && slices.Contains([]string{"+", "-", "/", "%"}, textOf(w)) {
 				continue

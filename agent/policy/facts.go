@@ -17,9 +17,11 @@ type Facts struct {
 	Arguments map[string]any // arguments: as parsed by the tool, not the model's text
 	Command   string         // command: a shell line; "" for other tools
 
-	Words    []string // words: the line's literal words
-	Programs []string // programs: base names of the programs that the line names
-	Opaque   bool     // opaque: the line runs code that cannot be determined from its text, or cannot be parsed
+	Words []string // words: the line's literal words
+	// programs: base names of the programs that the line names. If a program is named with a
+	// directory other than the system's, such as ./ls, that name is listed as well.
+	Programs []string
+	Opaque   bool // opaque: the line runs code that cannot be determined from its text, or cannot be parsed
 	// evaluates: the shell evaluates data as code or as arithmetic, in which a subscript of a
 	// variable's value runs commands. It implies opaque.
 	Evaluates bool

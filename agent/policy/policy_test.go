@@ -68,6 +68,12 @@ func TestShellFacts(t *testing.T) {
 		{"ssh me@evil.example", []string{"ssh"}, []string{"evil.example"}, nil, false},
 		{"python3 -c 'import urllib; urlopen(\"http://169.254.169.254/latest\")'", []string{"python3"}, []string{"169.254.169.254"}, nil, false},
 		{"cat <<'E'\ncurl\nE", []string{"cat"}, nil, nil, false},
+		{"cat <<E\nE\\\n\ncurl\nE", []string{"<<E", "E", "E\\", "cat", "curl"}, nil, nil, true},
+		{"cat < /dev/t''cp/evil.example/80", []string{"cat"}, []string{"evil.example"}, nil, false},
+		{"cat < /dev/$x/evil.example/80", []string{"cat"}, []string{"/dev/$x/evil.example/80"}, nil, true},
+		{"./curl x; /bin/ls; env /opt/wget y", []string{"./curl", "/opt/wget", "curl", "env", "ls", "wget"}, nil, nil, false},
+		{"curl() { :; } | cat; curl x", []string{":", "cat", "curl"}, nil, nil, false},
+		{"time -- curl x", []string{"--", "curl", "time", "x"}, nil, nil, true},
 		// A function that does not exist, does not exist yet or no longer exists hides nothing.
 		{"(curl() { :; }); curl x", []string{":", "curl"}, nil, nil, false},
 		{"curl x; curl() { :; }", []string{":", "curl"}, nil, nil, false},

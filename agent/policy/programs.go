@@ -104,6 +104,9 @@ func (r *reader) modules(name string) {
 	}
 }
 
+// systemDirs lists the directories whose programs are what their names say. Others may be writable.
+var systemDirs = []string{"/bin/", "/usr/bin/", "/sbin/", "/usr/sbin/"}
+
 // texts returns the values of words, "" for each that is not known.
 func texts(words []word) []string {
 	var out []string
@@ -144,6 +147,9 @@ func (r *reader) run(words []word, depth int) {
 		return
 	}
 	r.facts.Programs = append(r.facts.Programs, name)
+	if dir, _ := path.Split(words[0].text); dir != "" && !slices.Contains(systemDirs, dir) {
+		r.facts.Programs = append(r.facts.Programs, words[0].text)
+	}
 	options, wraps := wrappers[name]
 	switch {
 	case runners[name] || strings.HasPrefix(name, "ld-linux"):
@@ -814,6 +820,9 @@ func (r *reader) shell(name string, args []word, depth int) {
 			isLine = isLine || w[0] == '-' && strings.Contains(w, "c")
 			if w[0] == '-' && strings.ContainsAny(w, "iklHsr") { // read files, or change how the line is read
 				r.facts.Opaque = true
+			}
+			if strings.Contains(w, "a") || len(args) > 0 && args[0].text == "allexport" { // exports functions
+				r.evaluates()
 			}
 			if n := strings.Count(w, "o") + strings.Count(w, "O"); n > 0 { // each takes the name of an option
 				for _, option := range args[:min(n, len(args))] {

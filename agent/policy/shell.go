@@ -72,9 +72,11 @@ func (r *reader) line(line string, depth int, dialect syntax.LangVariant) {
 		r.lineOfSh(line, depth)
 	}
 	file, err := parse(line, syntax.LangBash)
-	if err != nil { // bash may understand it all the same
+	if err != nil || misread(file, line) { // bash may understand it all the same
 		r.addOpaque(strings.Fields(line))
 		r.evaluates()
+	}
+	if err != nil {
 		return
 	}
 	r.walk(file, script{text: line, functions: functions(file), tables: tables(file)}, depth)
@@ -83,8 +85,10 @@ func (r *reader) line(line string, depth int, dialect syntax.LangVariant) {
 // lineOfSh reads a line as POSIX sh.
 func (r *reader) lineOfSh(line string, depth int) {
 	file, err := parse(line, syntax.LangPOSIX)
-	if err != nil { // sh may understand it all the same, or run a part of it
+	if err != nil || misread(file, line) { // sh may understand it all the same, or run a part of it
 		r.facts.Opaque = true
+	}
+	if err != nil {
 		return
 	}
 	r.walk(file, script{text: line}, depth)
@@ -123,7 +127,7 @@ func (r *reader) walk(file *syntax.File, s script, depth int) {
 		case *syntax.CallExpr:
 			r.call(n, s, depth)
 		case *syntax.Redirect:
-			r.redirect(n)
+			r.redirect(n, s)
 			if n.Hdoc != nil {
 				r.quoted(n.Hdoc)
 			}
@@ -197,10 +201,17 @@ func (r *reader) quoted(n syntax.Node) {
 // definition ends. A function of a subshell or behind a condition may not exist when its name is
 // called, and neither does one that is called before its definition. A special builtin goes before
 // a function of its name in sh, so such a function hides nothing.
+//
+// The parser takes f() { ls; } | cat for a function with a pipeline as its body. To the shell, it
+// is a pipeline that defines f in a subshell.
 func functions(file *syntax.File) map[string]uint {
 	found := map[string]uint{}
 	for _, s := range file.Stmts {
-		if d, ok := s.Cmd.(*syntax.FuncDecl); ok && d.Name != nil && !s.Background && !s.Coprocess && !specialBuiltins[d.Name.Value] {
+		d, ok := s.Cmd.(*syntax.FuncDecl)
+		if !ok || d.Name == nil || s.Background || s.Coprocess || specialBuiltins[d.Name.Value] || strings.Contains(d.Name.Value, "/") {
+			continue
+		}
+		if _, isList := d.Body.Cmd.(*syntax.BinaryCmd); !isList {
 			found[d.Name.Value] = d.End().Offset()
 		}
 	}
@@ -222,7 +233,8 @@ var specialBuiltins = map[string]bool{
 
 // tables returns the associative arrays that a line certainly declares. Their subscripts are
 // strings; those of all other arrays are arithmetic. A declaration counts if it stands by itself,
-// is the first mention of the name, and is the only one.
+// is the first mention of the name, and is the only one. A prefix assignment hides the array from
+// the function that it is for. An exported function may run in another shell, without the array.
 func tables(file *syntax.File) map[string]uint {
 	declared := map[string]*syntax.DeclClause{}
 	for _, s := range file.Stmts {
@@ -250,17 +262,27 @@ func tables(file *syntax.File) map[string]uint {
 				if a.Name != nil && declared[a.Name.Value] != n {
 					delete(declared, a.Name.Value)
 				}
+				if option := textOf(a.Value); a.Name == nil && strings.HasPrefix(option, "-") && strings.Contains(option, "f") { // export -f
+					clear(declared)
+				}
 			}
 		case *syntax.Assign:
 			if n.Name != nil && declared[n.Name.Value] != nil && n.Pos().Offset() < declared[n.Name.Value].Pos().Offset() {
 				delete(declared, n.Name.Value)
 			}
 		case *syntax.CallExpr:
+			for _, a := range n.Assigns {
+				if a.Name != nil && len(n.Args) > 0 {
+					delete(declared, a.Name.Value)
+				}
+			}
+			sets := false
 			for _, w := range n.Args {
 				text := textOf(w)
-				if text == "eval" {
+				if slices.Contains([]string{"eval", "trap", "allexport", "export", "declare", "typeset"}, text) || sets && (text == "" || text[0] == '-' && strings.Contains(text, "a")) {
 					clear(declared)
 				}
+				sets = sets || text == "set" // perhaps after command or builtin
 				name, _, _ := strings.Cut(text, "=")
 				name, _, _ = strings.Cut(name, "[")
 				delete(declared, name) // unset, read, mapfile and others change it
@@ -320,6 +342,9 @@ func (r *reader) word(n *syntax.Word) {
 		if isName(name) && (w.text == "" || !isNumeral(value)) {
 			r.variables.unknown(name)
 		}
+		if (word{prefix: value}).mayConnect() {
+			r.variables.connections[name] = true
+		}
 	}
 	if text, ok := literal(n); ok {
 		r.facts.Words = append(r.facts.Words, text)
@@ -367,7 +392,7 @@ func (r *reader) changeDir(args []string) {
 	}
 }
 
-func (r *reader) redirect(n *syntax.Redirect) {
+func (r *reader) redirect(n *syntax.Redirect, s script) {
 	if n.N != nil && strings.HasPrefix(n.N.Value, "{") { // {fd}>file
 		if name := strings.Trim(n.N.Value, "{}"); isName(name) {
 			r.named(name)
@@ -377,8 +402,12 @@ func (r *reader) redirect(n *syntax.Redirect) {
 		}
 	}
 	text, ok := literal(n.Word)
-	if slices.Contains([]syntax.RedirOperator{syntax.RdrIn, syntax.Hdoc, syntax.DashHdoc, syntax.WordHdoc, syntax.DplIn}, n.Op) {
-		return // input only
+	if slices.Contains([]syntax.RedirOperator{syntax.Hdoc, syntax.DashHdoc, syntax.WordHdoc, syntax.DplIn}, n.Op) {
+		return // opens no file
+	}
+	r.opens(n.Word, s)
+	if n.Op == syntax.RdrIn {
+		return
 	}
 	if n.Op == syntax.DplOut && ok && (text == "-" || strings.Trim(text, "0123456789-") == "") {
 		return // 2>&1; but >&name writes to the file
@@ -388,6 +417,68 @@ func (r *reader) redirect(n *syntax.Redirect) {
 	} else {
 		r.facts.Opaque = true
 	}
+}
+
+// devices are the beginnings of names that bash takes for connections: /dev/tcp/HOST/PORT.
+var devices = []string{"/dev/tcp/", "/dev/udp/"}
+
+// opens inspects the name of a file that the shell opens for a redirection.
+func (r *reader) opens(n *syntax.Word, s script) {
+	w := newWord(n)
+	host, found := "", false
+	for _, device := range devices {
+		if rest, ok := strings.CutPrefix(w.prefix, device); ok {
+			found = true
+			host, _, ok = strings.Cut(rest, "/")
+			if !ok { // an expansion follows
+				host = ""
+			}
+		}
+	}
+	switch {
+	case found && host != "":
+		r.facts.Hosts = append(r.facts.Hosts, strings.ToLower(host))
+	case found, w.text == "" && strings.HasPrefix(w.prefix, "/dev/") && w.mayConnect():
+		r.facts.Hosts = append(r.facts.Hosts, s.text[n.Pos().Offset():n.End().Offset()])
+	}
+	if w.text != "" || len(n.Parts) == 0 {
+		return
+	}
+	if _, ok := n.Parts[0].(*syntax.ProcSubst); ok { // /dev/fd/63
+		return
+	}
+	if strings.HasPrefix(w.pattern, "~/") {
+		r.variables.need(false, unassigned("HOME"))
+		return
+	}
+	parts := n.Parts
+	if q, ok := parts[0].(*syntax.DblQuoted); ok {
+		parts = append(slices.Clone(q.Parts), parts[1:]...)
+	}
+	// "$x/name" is $x with the name, or the name alone.
+	if len(parts) > 0 {
+		if name := newWord(&syntax.Word{Parts: parts[:1]}).of; name != "" {
+			r.variables.opened[name] = true
+			if parts = parts[1:]; len(parts) == 0 {
+				return
+			}
+		}
+	}
+	if newWord(&syntax.Word{Parts: parts}).mayConnect() {
+		r.facts.Opaque = true
+	}
+}
+
+// mayConnect reports whether the value of a word may be the name of a connection, or the beginning
+// of one.
+func (w word) mayConnect() bool {
+	if w.pattern != "" && strings.ContainsAny(w.pattern[:1], "*?[") && !strings.Contains(w.pattern, "{") {
+		return false // matches relative names only
+	}
+	return slices.ContainsFunc(devices, func(device string) bool {
+		prefix := strings.ToLower(w.prefix) // as after declare -l
+		return strings.HasPrefix(device, prefix) || strings.HasPrefix(prefix, device)
+	})
 }
 
 // addPath adds a word that looks like a file name: it has a slash, or begins with a tilde or a dot.

@@ -26,7 +26,7 @@ func table(t testing.TB, name string) [][2]string {
 			continue
 		}
 		mark, line, _ := strings.Cut(l, " ")
-		lines = append(lines, [2]string{mark, strings.ReplaceAll(line, "⏎", "\n")})
+		lines = append(lines, [2]string{mark, strings.NewReplacer("⏎", "\n", "␍", "\r").Replace(line)})
 	}
 	return lines
 }
@@ -127,15 +127,16 @@ func TestHostileLines(t *testing.T) {
 		f := shell(l[1])
 		named := slices.Contains(f.Programs, "canary")
 		switch {
-		case l[0] == "e" && (!f.Evaluates || !f.Opaque), l[0] == "o" && !f.Opaque, l[0] == "n" && !named:
-			t.Errorf("%s %q: evaluates %v, opaque %v, programs %q", l[0], l[1], f.Evaluates, f.Opaque, f.Programs)
+		case l[0] == "e" && (!f.Evaluates || !f.Opaque), l[0] == "o" && !f.Opaque, l[0] == "n" && !named,
+			l[0] == "h" && len(f.Hosts) == 0, l[0] == "p" && !slices.ContainsFunc(f.Programs, func(p string) bool { return strings.Contains(p, "/") }):
+			t.Errorf("%s %q: evaluates %v, opaque %v, programs %q, hosts %q", l[0], l[1], f.Evaluates, f.Opaque, f.Programs, f.Hosts)
 		}
 		for _, name := range []string{"strict", "readonly"} {
 			if v := presets[name].Decide(t.Context(), f); v.Action != Deny {
 				t.Errorf("%q: %s: %+v", l[1], name, v)
 			}
 		}
-		if v := presets["careful"].Decide(t.Context(), f); l[0] == "e" && v.Action == Allow {
+		if v := presets["careful"].Decide(t.Context(), f); (l[0] == "e" || l[0] == "h") && v.Action == Allow {
 			t.Errorf("%q: careful: %+v", l[1], v)
 		}
 	}
@@ -152,7 +153,7 @@ func TestHostileLines(t *testing.T) {
 	}
 	all.Wait()
 	t.Logf("of %d lines %d ran the canary", len(lines), ran)
-	if slices.Max(ran) < 100 { // the control: 334 in bash 5.2, 130 in dash
+	if slices.Max(ran) < 100 { // the control: 444 in bash 5.2, 163 in dash
 		t.Errorf("only %d of %d lines work as attacks", ran[0], len(lines))
 	}
 }
