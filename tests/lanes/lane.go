@@ -348,16 +348,11 @@ func (k kind) compile(ctx context.Context, o options, packages []*testPackage) e
 // without cgo can, as the product's daemon is one. Nor can they look for races then.
 var withoutCgo = []string{"internal/confine"}
 
-// bombs is the chain whose tests fill the processors with programs of hundreds of sessions. The
-// kernel gives each session a share (sched(7)), so that an emulated machine, which is one session,
-// would get next to nothing: a creation there has taken more than the minute that it may.
-const bombs = "tests/security"
-
 // chainOf says which chain the package in a directory belongs to. The longest packages have their
 // own.
 func chainOf(dir string) string {
 	switch {
-	case dir == "tests/functional", dir == bombs:
+	case dir == "tests/functional", dir == "tests/security":
 		return dir
 	case strings.HasPrefix(dir, "tests/"):
 		return "tests"
@@ -416,8 +411,11 @@ func byLength(a, b *testPackage) int {
 // runLane runs every binary in a copy of the tree that belongs to the lane's user: a clone below
 // /root, say, is out of an ordinary user's reach, and a test that writes beside its source must
 // not write into ours. What drives whole daemons runs in chains, beside all else and those of
-// another lane: it mostly waits. Each chain has a slot, which the others get when it has ended. The
-// chain with the bombs begins when emulated is closed.
+// another lane: it mostly waits. Each chain has a slot, which the others get when it has ended.
+//
+// The chains begin when emulated is closed. Each sandbox is some sessions, and the kernel gives each
+// session a share of the processors (sched(7)). An emulated machine is one session: beside chains
+// it got so little that requests in it took longer than the minute that they may.
 func runLane(ctx context.Context, o options, l *lane, free slots, packages []*testPackage, emulated <-chan struct{}, results *results) (err error) {
 	tree := filepath.Join(o.workDir, "tree-"+l.Name)
 	if err := testtree.Copy(ctx, tree); err != nil {
@@ -495,11 +493,9 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 		}
 		wg.Go(func() {
 			defer free.release()
-			if name == bombs {
-				select {
-				case <-emulated:
-				case <-ctx.Done():
-				}
+			select {
+			case <-emulated:
+			case <-ctx.Done():
 			}
 			for _, p := range chain {
 				one(p)

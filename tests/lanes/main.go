@@ -227,8 +227,8 @@ func (o options) provide(ctx context.Context) error {
 	return nil
 }
 
-// runNative runs the lanes of this machine beside each other and writes what came of each. The
-// chain with the bombs waits until emulated is closed.
+// runNative runs the lanes of this machine beside each other and writes what came of each. Chains
+// of packages wait until emulated is closed.
 func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPackage, emulated <-chan struct{}, results *results) error {
 	chains := 0 // of all lanes
 	for _, l := range lanes {

@@ -25,8 +25,9 @@ import (
 )
 
 const (
-	// patience bounds everything that one request asks of systemd.
-	patience = 15 * time.Second
+	// patience bounds everything that one request asks of systemd. A manager on a busy host answers
+	// late, and without a scope sandboxes have no limits.
+	patience = time.Minute
 	// The number of attempts, and the pause between them: a scope whose last process has just ended
 	// exists for a moment longer.
 	rounds, pause = 20, 100 * time.Millisecond
