@@ -413,9 +413,9 @@ func byLength(a, b *testPackage) int {
 // not write into ours. What drives whole daemons runs in chains, beside all else and those of
 // another lane: it mostly waits. Each chain has a slot, which the others get when it has ended.
 //
-// The chains begin when emulated is closed. Each sandbox is some sessions, and the kernel gives each
-// session a share of the processors (sched(7)). An emulated machine is one session: beside chains
-// it got so little that requests in it took longer than the minute that they may.
+// The chains begin when emulated is closed. Each sandbox is some sessions, and the kernel gives
+// each session a share of the processors (sched(7)). An emulated machine is one session: beside
+// chains it got so little that requests in it took longer than the minute that they may.
 func runLane(ctx context.Context, o options, l *lane, free slots, packages []*testPackage, emulated <-chan struct{}, results *results) (err error) {
 	tree := filepath.Join(o.workDir, "tree-"+l.Name)
 	if err := testtree.Copy(ctx, tree); err != nil {
