@@ -15,7 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/osthread"
 )
 
-// programs are what runs in a namespace, by name: see [enter].
+// programs run in a namespace, by name: see [enter].
 var programs = map[string]func() error{
 	"nft-delete-table": func() error {
 		return nft(func(c *nftables.Conn) { c.DelTable(&nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}) })

@@ -368,7 +368,7 @@ func conditional() []Group {
 		},
 		{
 			// Two processes that trace each other and stop at their ends (PTRACE_O_TRACEEXIT) cannot be
-			// killed, by anybody. strace goes on without.
+			// killed, not even by root of the host. strace goes on without.
 			Reason: "no attaching to processes",
 			Calls:  []string{"ptrace"},
 			Errno:  errnoEPERM,

@@ -53,12 +53,18 @@ func Main(args []string) (code int, handled bool) {
 	default:
 		err = fmt.Errorf("no probe is called %q", args[1])
 	}
+	return ReportChild(err), true
+}
+
+// ReportChild ends the child's part of a probe: it prints the error, or that there is none, for
+// [RunChild], and returns the exit code.
+func ReportChild(err error) (code int) {
 	if err != nil {
 		fmt.Println(err)
-		return 1, true
+		return 1
 	}
 	fmt.Print(childOK)
-	return 0, true
+	return 0
 }
 
 // Overlay tries to mount an overlay with userxattr in a user namespace, with everything on the
@@ -139,12 +145,19 @@ func runChild(ctx context.Context, name, arg, feature, since string) error {
 	if !hooked.Load() {
 		return fmt.Errorf("probe %s: %w", feature, ErrNotHooked)
 	}
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", childArg, name, arg) //nolint:gosec // G204: our own program
+	// The mounts that the new namespace copies become slaves, because its user namespace is another:
+	// mounts of the child do not come back to us.
+	return RunChild(ctx, feature, since, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID|syscall.CLONE_NEWIPC, childArg, name, arg)
+}
+
+// RunChild executes the running program again, with args, as root of a new user namespace and in
+// other new ones, for a program that calls [ReportChild] there. It returns an [UnsupportedError]
+// with the child's words where that fails.
+func RunChild(ctx context.Context, feature, since string, namespaces uintptr, args ...string) error {
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", args...) //nolint:gosec // G204: our own program
 	cmd.Env = []string{}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		// The mounts that the new namespace copies become slaves, because its user namespace is another:
-		// mounts of the child do not come back to us.
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC,
+		Cloneflags:  syscall.CLONE_NEWUSER | namespaces,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
 		Pdeathsig:   syscall.SIGKILL,

@@ -20,6 +20,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/flock"
 	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -346,9 +347,9 @@ func Start(ctx context.Context, o Options) (err error) {
 	if first != nil {
 		ranges = o.IDs.Ranges()
 	}
-	pids, err := hostPids()
+	pids, _, err := kernel.Sysctl("kernel/pid_max")
 	if err != nil {
-		return err
+		return fmt.Errorf("read the host's number of processes: %w", err)
 	}
 	setup, err := json.Marshal(Setup{
 		Ranges: ranges, SharedIDs: sharedIDs, Pids: pids,
@@ -449,17 +450,4 @@ func dial(ctx context.Context, path string) (*net.UnixConn, error) {
 		return nil, fmt.Errorf("connect to %s: %w", path, err)
 	}
 	return conn.(*net.UnixConn), nil
-}
-
-// hostPids returns the number of pids of the caller's PID namespace.
-func hostPids() (uint64, error) {
-	text, err := os.ReadFile("/proc/sys/kernel/pid_max")
-	if err != nil {
-		return 0, fmt.Errorf("read the host's number of processes: %w", err)
-	}
-	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("read the host's number of processes: %w", err)
-	}
-	return n, nil
 }

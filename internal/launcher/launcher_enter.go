@@ -30,9 +30,9 @@ type Setup struct {
 	// the reason SharedIDs.
 	Ranges    int    `json:"ranges,omitempty"`
 	SharedIDs string `json:"shared_ids,omitempty"`
-	// Pids is the host's number of pids (pid_max(5) in proc_sys_kernel), which a PID namespace hides
-	// since Linux 6.14.
-	Pids uint64 `json:"pids"`
+	// Pids is the host's number of pids (kernel.pid_max, proc_sys_kernel(5)), which a PID namespace
+	// hides since Linux 6.14.
+	Pids int `json:"pids"`
 	// Controllers are those of Cgroup's children. Missing lists the defaults' restrictions that the
 	// host cannot enforce, with the remedies.
 	Controllers []string `json:"controllers,omitempty"`

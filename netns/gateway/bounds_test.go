@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
@@ -119,10 +120,38 @@ func TestUnfinishedHeadsAreBounded(t *testing.T) {
 	}
 }
 
-// waitHeads waits until the gateway waits for so many heads. No event tells of that.
+// answering returns a connection to web.test, which answers a request with these bytes and ends.
+func answering(t *testing.T, answer string) *net.TCPConn {
+	t.Helper()
+	w := newWorld(t, lan)
+	w.host("web.test", "93.184.215.14")
+	w.raw("93.184.215.14:80", func(c *net.TCPConn) {
+		_, _ = http.ReadRequest(bufio.NewReader(c)) // its answer is fixed
+		_, _ = io.WriteString(c, answer)
+		_ = c.CloseWrite()
+		_, _ = io.Copy(io.Discard, c)
+	})
+	w.resolve("web.test", dnsmessage.TypeA)
+	return w.dial("93.184.215.14:80")
+}
+
+// waitHeads waits until the gateway waits for so many heads.
 func (w *world) waitHeads(n int64) {
-	for w.n.heads.Load() != n {
-		time.Sleep(time.Millisecond)
+	w.t.Helper()
+	await(w.t, func() bool { return w.n.heads.Load() == n })
+}
+
+// await waits for a state of the gateway that no event tells of.
+func await(t testing.TB, reached func() bool) {
+	t.Helper()
+	hung, tick := time.After(testenv.HungAfter), time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !reached() {
+		select {
+		case <-tick.C:
+		case <-hung:
+			t.Fatalf("the state was not reached within %s", testenv.HungAfter)
+		}
 	}
 }
 
@@ -232,16 +261,7 @@ func TestServersThatFail(t *testing.T) {
 		"upgrade that was not asked for": "HTTP/1.1 101 x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, lan)
-			w.host("web.test", "93.184.215.14")
-			w.raw("93.184.215.14:80", func(c *net.TCPConn) {
-				_, _ = http.ReadRequest(bufio.NewReader(c)) // its answer is fixed
-				_, _ = io.WriteString(c, answer)
-				_ = c.CloseWrite()
-				_, _ = io.Copy(io.Discard, c)
-			})
-			w.resolve("web.test", dnsmessage.TypeA)
-			c := w.dial("93.184.215.14:80")
+			c := answering(t, answer)
 			if p, body := get(t, c, bufio.NewReader(c), "GET", getFrom("web.test", "/")); p.StatusCode != 502 || !strings.Contains(body, "93.184.215.14:80") {
 				t.Errorf("%d %s", p.StatusCode, body)
 			}
@@ -255,16 +275,7 @@ func TestServersThatFail(t *testing.T) {
 		"endless hints": strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 40) + "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, lan)
-			w.host("web.test", "93.184.215.14")
-			w.raw("93.184.215.14:80", func(c *net.TCPConn) {
-				_, _ = http.ReadRequest(bufio.NewReader(c)) // its answer is fixed
-				_, _ = io.WriteString(c, answer)
-				_ = c.CloseWrite()
-				_, _ = io.Copy(io.Discard, c)
-			})
-			w.resolve("web.test", dnsmessage.TypeA)
-			c := w.dial("93.184.215.14:80")
+			c := answering(t, answer)
 			_, _ = io.WriteString(c, getFrom("web.test", "/"))
 			if b, reset := wasReset(c); !reset {
 				t.Errorf("%q and no reset", b)
@@ -408,9 +419,7 @@ func TestRecordMayBlock(t *testing.T) {
 	}
 	close(block)
 	// Once there is room again the next event tells the loss. Before that it would be counted itself.
-	for len(r.queue) > 0 {
-		time.Sleep(time.Millisecond)
-	}
+	await(t, func() bool { return len(r.queue) == 0 })
 	r.add(Event{Port: 9999})
 	r.close()
 	if len(got) != maxEvents+2 || got[0].Port != 1 || got[maxEvents].Port != maxEvents+1 {

@@ -14,8 +14,8 @@ const (
 	// retention is how long a connection may use an address after the last answer that had it.
 	// Clients that keep addresses for longer than their lifetime are common.
 	retention = time.Hour
-	// lifetime is that of records in answers, and the time for which an answer is given again without
-	// asking the host's resolver, which does not tell how long it may be kept.
+	// lifetime is the TTL of records in answers. For that time an answer is given again without asking
+	// the host's resolver, which does not tell how long it may be kept.
 	lifetime = 30 * time.Second
 
 	maxPairs   = 8192

@@ -87,9 +87,7 @@ func TestPipesAreBounded(t *testing.T) {
 	for range maxPipes + 4 {
 		w.dial("10.1.0.7:9000")
 	}
-	for w.n.pipes.Load() < maxPipes { // each is held when the buffers of its sockets are full
-		time.Sleep(time.Millisecond)
-	}
+	await(t, func() bool { return w.n.pipes.Load() >= maxPipes }) // each is held when the buffers of its sockets are full
 	c := w.dial("10.1.0.8:9000")
 	for range 10 {
 		say(t, c, "hello")

@@ -309,7 +309,7 @@ func (w *world) connect(ctx context.Context, host, port string) (net.Conn, error
 	return w.dialContext(ctx, dst)
 }
 
-// transport is that of an HTTP client inside.
+// transport returns the transport of an HTTP client in the sandbox.
 func (w *world) transport() *http.Transport {
 	t := &http.Transport{DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 		host, port, err := net.SplitHostPort(address)

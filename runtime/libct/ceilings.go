@@ -10,6 +10,8 @@ import (
 
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/kernel"
 )
 
 // Ceilings of user namespaces.
@@ -161,20 +163,16 @@ func given() (all []ceiling, limits []configs.Rlimit, err error) {
 // is the ceiling of all sandboxes together (processes.go), which must leave pids to others. No user
 // has more processes than the host has pids, so the launcher loses nothing. Since Linux 6.14 the
 // sysctl pid_max that the launcher sees is that of its own PID namespace: pids is the host's.
-func boundProcesses(pids uint64) error {
+func boundProcesses(pids int) error {
 	var own unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &own); err != nil {
 		return fmt.Errorf("read own limit of processes: %w", err)
 	}
-	text, err := os.ReadFile("/proc/sys/kernel/threads-max")
+	threads, _, err := kernel.Sysctl("kernel/threads-max")
 	if err != nil {
 		return fmt.Errorf("read the host's number of threads: %w", err)
 	}
-	threads, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-	if err != nil {
-		return fmt.Errorf("read the host's number of threads: %w", err)
-	}
-	own.Cur = min(own.Cur, threads, pids)
+	own.Cur = min(own.Cur, uint64(threads), uint64(pids)) //nolint:gosec // G115: neither is negative
 	if err := unix.Setrlimit(unix.RLIMIT_NPROC, &own); err != nil {
 		return fmt.Errorf("set limit of processes: %w", err)
 	}

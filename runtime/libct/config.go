@@ -26,7 +26,7 @@ type Host struct {
 	Files       []string         // those that its children's cgroups have: not every kernel has all of a controller's
 	Nofile      uint64           // the launcher's hard RLIMIT_NOFILE: it cannot be exceeded
 	Nproc       uint64           // and its RLIMIT_NPROC
-	Pids        uint64           // the host's number of pids
+	Pids        int              // the host's number of pids
 	Core        uint64           // and its RLIMIT_CORE
 	CorePattern string           // the sysctl kernel.core_pattern
 	IPC         bool             // the ceilings of an IPC namespace can be set by its root

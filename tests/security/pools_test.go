@@ -2,6 +2,7 @@ package security
 
 import (
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -98,6 +99,38 @@ func TestLimitsAreNotTheDaemons(t *testing.T) {
 			if n, ok := limits[name]; !ok || n != 0 {
 				t.Errorf("%s: %s: %d, %v", profile, name, n, limits)
 			}
+		}
+	}
+}
+
+// All sandboxes together have at most half of the launcher's limit of processes, which is no more
+// than the host's pids and threads: since Linux 6.14 the launcher sees another number of pids.
+func TestProcessesAreAPartOfTheHosts(t *testing.T) {
+	testenv.RequireUserNS(t)
+	d := harness.Start(t, harness.Options{})
+	d.Create(t, api.CreateSandbox{}) // with a launcher that runs
+	var info struct {
+		Launcher int `json:"launcher_pid"`
+	}
+	if err := d.Call(t.Context(), http.MethodGet, "/v1/system", nil, &info); err != nil {
+		t.Fatal(err)
+	}
+	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", info.Launcher))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var limit uint64
+	_, line, _ := strings.Cut(string(limits), "Max processes")
+	if _, err := fmt.Sscan(line, &limit); err != nil {
+		t.Fatalf("%s: %v", limits, err)
+	}
+	for _, file := range []string{"/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"} {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if most, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64); err != nil || limit == 0 || limit > most {
+			t.Errorf("the launcher may have %d processes, %s is %d, %v", limit, file, most, err)
 		}
 	}
 }
