@@ -50,16 +50,23 @@ type IOLimits struct {
 	WriteIOPS int64 `json:"write_iops,omitempty"` // operations per second
 }
 
-// NetworkMode selects the network of a sandbox.
+// NetworkMode selects the network of a sandbox. None of them is the host's.
 type NetworkMode string
 
-// NetworkNone is a network namespace with a loopback interface and no route: the default, and the
-// only mode so far.
-const NetworkNone NetworkMode = "none"
+// The network modes. In the last two every connection ends at the sandbox's gateway, which asks the
+// policy and makes its own from the host.
+const (
+	NetworkNone   NetworkMode = "none"   // a loopback interface and no route: the default
+	NetworkFull   NetworkMode = "full"   // all public addresses; private and special-purpose ones are refused
+	NetworkEgress NetworkMode = "egress" // what the policy allows
+)
 
 // Network describes the network of a sandbox.
 type Network struct {
 	Mode NetworkMode `json:"mode"`
+	// Policy is a policy document of version 1, in YAML or JSON, at most 64 KiB; only for
+	// egress, which needs one.
+	Policy string `json:"policy,omitempty"`
 }
 
 // CreateSandbox is the body of POST /v1/sandboxes.
@@ -131,10 +138,19 @@ type Enforced struct {
 	CPUSet  string `json:"cpuset"`  // "cgroup" or "none"; ceiling on time
 	Pids    string `json:"pids"`    // "cgroup" or "rlimit"
 	IO      string `json:"io"`      // "cgroup", "direct" (not what goes through the page cache) or "none"
-	Network string `json:"network"` // "cgroup", "direct" (not writes through the page cache) or "none"
+	Network string `json:"network"` // [EnforcedLoopback] or [EnforcedGateway]
 	// Missing names the defaults that this host cannot provide, each with its remedy.
 	Missing []string `json:"missing,omitempty"`
 }
+
+// The values of [Enforced.Network].
+const (
+	// EnforcedLoopback is a network namespace without a way out.
+	EnforcedLoopback = "none"
+	// EnforcedGateway is a network namespace in which the kernel ends every connection, by rules of
+	// nf_tables that the sandbox cannot change.
+	EnforcedGateway = "gateway"
+)
 
 // The values of [Enforced.Cores].
 const (
@@ -156,6 +172,7 @@ type Sandbox struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 	Limits      Limits            `json:"limits,omitzero"`
 	Enforced    Enforced          `json:"enforced"`
+	Network     Network           `json:"network,omitzero"`
 	Env         []string          `json:"env,omitempty"`
 	Cwd         string            `json:"cwd"`
 	User        string            `json:"user"`

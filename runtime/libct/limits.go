@@ -32,7 +32,7 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 		CPUSet:  "none",
 		Pids:    "rlimit",
 		IO:      "none",
-		Network: string(api.NetworkNone),
+		Network: api.EnforcedLoopback,
 		Missing: slices.Clone(host.Missing),
 	}
 	switch {
