@@ -66,7 +66,21 @@ type Network struct {
 	Mode NetworkMode `json:"mode"`
 	// Policy is a policy document of version 1, in YAML or JSON, at most 64 KiB; only for
 	// egress, which needs one.
-	Policy string `json:"policy,omitempty"`
+	Policy string        `json:"policy,omitempty"`
+	Budget NetworkBudget `json:"budget,omitzero"`
+}
+
+// NetworkBudget bounds what a sandbox's network does while the sandbox runs. What exceeds it is
+// refused and recorded. Zero means unbounded, in each field.
+type NetworkBudget struct {
+	BytesOut    int64 `json:"bytes_out,omitempty"`   // from the sandbox, of connections
+	BytesIn     int64 `json:"bytes_in,omitempty"`    // to the sandbox
+	Connections int64 `json:"connections,omitempty"` // number of TCP connections
+	Hosts       int64 `json:"hosts,omitempty"`       // number of different names, and addresses without one
+	Queries     int64 `json:"queries,omitempty"`     // number of DNS questions
+	// The rates are per second; two seconds' worth may come at once.
+	ConnectionRate float64 `json:"connection_rate,omitempty"`
+	QueryRate      float64 `json:"query_rate,omitempty"`
 }
 
 // CreateSandbox is the body of POST /v1/sandboxes.
@@ -238,6 +252,9 @@ type UpdateSandbox struct {
 	Timeout float64 `json:"timeout,omitempty"`
 	// IdleTimeout is as in [CreateSandbox]; 0 keeps the current one.
 	IdleTimeout float64 `json:"idle_timeout,omitempty"`
+	// Network replaces mode and policy of a sandbox that has a network, whose budget stays. Connections
+	// that the new policy refuses are reset. One without a network cannot be given one.
+	Network *Network `json:"network,omitempty"`
 }
 
 // LimitsUpdate changes [Limits]. An absent field stays; a zero value restores the profile's

@@ -14,6 +14,16 @@ type Stats struct {
 	IO     []IOStats    `json:"io,omitempty"` // one per block device
 	// Pressure holds the time that processes waited for "cpu", "memory" and "io" (PSI).
 	Pressure map[string]Pressure `json:"pressure,omitempty"`
+	Network  *NetworkStats       `json:"network,omitempty"` // absent without a network
+}
+
+// NetworkStats are totals of flows, since the daemon that serves the sandbox has started.
+type NetworkStats struct {
+	Connections int64 `json:"connections"` // that have ended, or were refused
+	Queries     int64 `json:"queries"`     // DNS questions that the host's resolver was asked, or that were refused
+	Refused     int64 `json:"refused"`     // flows of any kind
+	BytesOut    int64 `json:"bytes_out"`   // from the sandbox, of connections that have ended
+	BytesIn     int64 `json:"bytes_in"`    // to the sandbox
 }
 
 // MemoryStats counts bytes: of programs, of the page cache that they filled, and of the kernel on

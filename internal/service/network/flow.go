@@ -1,0 +1,25 @@
+package network
+
+import (
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/netns/gateway"
+)
+
+var flowKinds = map[gateway.Kind]api.FlowKind{
+	gateway.Connection: api.FlowConnection, gateway.Request: api.FlowRequest, gateway.Query: api.FlowQuery,
+}
+
+// flow returns an event as the API shows it.
+func flow(e *gateway.Event) api.Flow {
+	f := api.Flow{
+		Time: e.Time.UTC(), Kind: flowKinds[e.Kind], Protocol: e.Protocol, Name: e.Name, Port: e.Port, Method: e.Method, Path: e.Path,
+		Status: e.Status, Allow: e.Allow, Rule: e.Rule, Reason: e.Reason, Out: e.Out, In: e.In,
+		DurationMS: float64(e.Duration) / float64(time.Millisecond), Lost: e.Lost,
+	}
+	if e.Addr.IsValid() {
+		f.Address = e.Addr.String()
+	}
+	return f
+}

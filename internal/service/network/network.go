@@ -1,0 +1,368 @@
+// Package network gives running sandboxes a network: it checks what a request asks for, passes the
+// sockets of each sandbox's namespace to the gateway, and keeps the gateway's record of flows.
+//
+//	request ── Check ──▶ the document that the record of the sandbox has
+//	create, start, adoption ── Connect ──▶ engine: sockets ──▶ gateway: sockets and document
+//	gateway ── event ──▶ Record ──▶ flows/ID.jsonl, followers, totals
+//	end of the sandbox ──▶ Disconnect
+//
+// The gateway is a process of its own, which is started with the first sandbox that has a network.
+// Until it serves a sandbox, connections of that wait in the kernel.
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/egress"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/netns/gateway"
+	"github.com/sandboxd/sandboxd/netns/policy"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// maxPolicy bounds a policy document, in bytes: it stands in the record of its sandbox.
+const maxPolicy = 64 << 10
+
+// Options are the surroundings of all networks.
+type Options struct {
+	// Dir holds the flows; it is made when it is missing.
+	Dir string
+	// Engine has the sandboxes' sockets; nil if it cannot give them a network.
+	Engine runtime.Networker
+	// Start starts the gateway, which reports events to record. Nil: there is none.
+	Start func(ctx context.Context, record func(gateway.Event)) (*egress.Gateway, error)
+	// Ceiling is what policies may allow at most; nil means no bound for the daemon's own tenant, and
+	// all that is public for others.
+	Ceiling *policy.Policy
+	Log     *slog.Logger
+}
+
+// Networks are the networks of all sandboxes. Its methods are safe for concurrent use.
+type Networks struct {
+	opts Options
+
+	starting sync.Mutex // serializes starts of the gateway
+
+	mu      sync.Mutex
+	gateway *egress.Gateway // nil before the first network
+	logs    map[string]*flowLog
+	lives   map[string]*life // by sandbox
+}
+
+// life is the time in which the gateway serves a sandbox.
+type life struct {
+	changing sync.Mutex // serializes what the gateway is told of it
+	over     bool // needs Networks.mu
+}
+
+// Open makes the directory of flows.
+func Open(opts Options) (*Networks, error) {
+	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory of flows: %w", err)
+	}
+	return &Networks{opts: opts, logs: make(map[string]*flowLog), lives: make(map[string]*life)}, nil
+}
+
+// Close ends the gateway.
+func (n *Networks) Close() error {
+	n.mu.Lock()
+	g := n.gateway
+	n.gateway = nil
+	n.mu.Unlock()
+	if g == nil {
+		return nil
+	}
+	return g.Close()
+}
+
+// Check validates the network that a request of a tenant asks for. The zero value becomes
+// [api.NetworkNone].
+func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
+	switch net.Mode {
+	case "":
+		net.Mode = api.NetworkNone
+	case api.NetworkNone, api.NetworkFull, api.NetworkEgress:
+	default:
+		return net, class.Invalidf("network mode %q: must be %s, %s or %s", class.Clip(string(net.Mode)), api.NetworkNone, api.NetworkFull, api.NetworkEgress)
+	}
+	if net.Mode != api.NetworkEgress && net.Policy != "" {
+		return net, class.Invalidf("network policy: mode %q has none; ask for %q", net.Mode, api.NetworkEgress)
+	}
+	if net.Mode == api.NetworkNone {
+		if net.Budget != (api.NetworkBudget{}) {
+			return net, class.Invalidf("network budget: a sandbox without a network needs none")
+		}
+		return net, nil
+	}
+	if net.Mode == api.NetworkEgress && net.Policy == "" {
+		return net, class.Invalidf("network policy is missing: mode %q allows what a policy does", api.NetworkEgress)
+	}
+	if len(net.Policy) > maxPolicy {
+		return net, class.Invalidf("network policy has %d bytes, at most %d are possible", len(net.Policy), maxPolicy)
+	}
+	b := net.Budget
+	if min(b.BytesOut, b.BytesIn, b.Connections, b.Hosts, b.Queries) < 0 || !(b.ConnectionRate >= 0) || !(b.QueryRate >= 0) {
+		return net, class.Invalidf("network budget: a value is negative")
+	}
+	p, err := policy.Parse(document(net))
+	if err != nil {
+		return net, class.Invalidf("network policy: %w", err)
+	}
+	return net, n.permitted(tenant, p)
+}
+
+// permitted reports whether a tenant may have a policy.
+func (n *Networks) permitted(tenant string, p *policy.Policy) error {
+	ceiling := n.opts.Ceiling
+	if tenant != "" {
+		if len(p.Services()) > 0 {
+			return class.Invalidf("network policy: services of the host are the operator's to give")
+		}
+		if ceiling == nil {
+			ceiling = policy.Public()
+		}
+	}
+	if ceiling == nil {
+		return nil
+	}
+	example, wider, err := policy.Widens(ceiling, p)
+	if err != nil {
+		return class.Invalidf("network policy: compare with the operator's: %w", err)
+	}
+	if wider {
+		return class.Invalidf("network policy: it allows more than the operator does, such as %s", example)
+	}
+	return nil
+}
+
+// document returns the policy document of a network that is not none.
+func document(net api.Network) []byte {
+	if net.Mode == api.NetworkFull {
+		return policy.PublicDocument()
+	}
+	return []byte(net.Policy)
+}
+
+func budget(b api.NetworkBudget) gateway.Budget {
+	return gateway.Budget{
+		BytesOut: b.BytesOut, BytesIn: b.BytesIn, Connections: b.Connections, Hosts: b.Hosts, Queries: b.Queries,
+		ConnectionRate: b.ConnectionRate, QueryRate: b.QueryRate,
+	}
+}
+
+// Has reports whether a network is more than a loopback interface.
+func Has(net api.Network) bool { return net.Mode != "" && net.Mode != api.NetworkNone }
+
+// Connect has the gateway serve a sandbox that runs, if it has a network. The lease is of the life
+// that begins; a second call in one life does nothing. The caller ends the lease.
+func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease) error {
+	rec := &lease.Record
+	if !Has(rec.Network) {
+		return nil
+	}
+	id := rec.ID
+	n.mu.Lock()
+	if l := n.lives[id]; l != nil && !l.over {
+		n.mu.Unlock()
+		return nil
+	}
+	l := new(life)
+	l.changing.Lock()
+	n.lives[id] = l
+	n.mu.Unlock()
+	n.logOf(id).begin()
+	err := n.add(ctx, rec)
+	l.changing.Unlock()
+	if err != nil {
+		n.end(ctx, id, l)
+		return fmt.Errorf("connect sandbox %s to its network: %w", rec.Name, err)
+	}
+	// The callback may neither block nor call the supervisor. A start that follows sees at once that
+	// this life is over.
+	lease.AfterGone(func() {
+		n.mu.Lock()
+		l.over = true
+		n.mu.Unlock()
+		go n.end(context.WithoutCancel(ctx), id, l)
+	})
+	return nil
+}
+
+func (n *Networks) add(ctx context.Context, rec *runtime.Record) error {
+	if n.opts.Engine == nil {
+		return fmt.Errorf("%w: the engine has no networks", runtime.ErrUnenforceable)
+	}
+	g, err := n.started(ctx)
+	if err != nil {
+		return err
+	}
+	sockets, err := n.opts.Engine.NetworkSockets(ctx, rec.ID)
+	if err != nil {
+		return err
+	}
+	err = g.Add(ctx, egress.Network{ID: rec.ID, Policy: document(rec.Network), Budget: budget(rec.Network.Budget), Sockets: *sockets})
+	return errors.Join(err, sockets.Stream.Close(), sockets.DNS.Close(), sockets.DNSTCP.Close())
+}
+
+// started returns the gateway, which it starts if there is none.
+func (n *Networks) started(ctx context.Context) (*egress.Gateway, error) {
+	n.starting.Lock()
+	defer n.starting.Unlock()
+	n.mu.Lock()
+	g := n.gateway
+	n.mu.Unlock()
+	if g != nil {
+		return g, nil
+	}
+	if n.opts.Start == nil {
+		return nil, fmt.Errorf("%w: this daemon has no gateway", runtime.ErrUnenforceable)
+	}
+	g, err := n.opts.Start(context.WithoutCancel(ctx), n.record)
+	if err != nil {
+		return nil, fmt.Errorf("start the gateway: %w", err)
+	}
+	n.mu.Lock()
+	n.gateway = g
+	n.mu.Unlock()
+	return g, nil
+}
+
+// end has the gateway forget a life that is over.
+func (n *Networks) end(ctx context.Context, id string, l *life) {
+	l.changing.Lock()
+	defer l.changing.Unlock()
+	n.mu.Lock()
+	l.over = true
+	latest := n.lives[id] == l
+	if latest {
+		delete(n.lives, id)
+	}
+	g, log := n.gateway, n.logs[id]
+	n.mu.Unlock()
+	if !latest { // the sandbox was started again, and the gateway serves that life
+		return
+	}
+	if g != nil {
+		if err := g.Remove(ctx, id); err != nil {
+			n.opts.Log.Warn("the gateway still holds the network of a sandbox that has ended", "id", id, "error", err)
+		}
+	}
+	if log == nil { // deleted
+		return
+	}
+	if err := log.close(); err != nil {
+		n.opts.Log.Warn("flows of a sandbox may be incomplete", "id", id, "error", err)
+	}
+}
+
+// SetPolicy gives a running sandbox another policy. Connections that it refuses are reset. A sandbox
+// that the gateway does not serve has none to change.
+func (n *Networks) SetPolicy(ctx context.Context, id string, net api.Network) error {
+	n.mu.Lock()
+	l, g := n.lives[id], n.gateway
+	n.mu.Unlock()
+	if l == nil || g == nil {
+		return nil
+	}
+	l.changing.Lock()
+	defer l.changing.Unlock()
+	n.mu.Lock()
+	over := l.over
+	n.mu.Unlock()
+	if over {
+		return nil
+	}
+	if err := g.SetPolicy(ctx, id, document(net)); err != nil {
+		return fmt.Errorf("change the network policy: %w", err)
+	}
+	return nil
+}
+
+func (n *Networks) logOf(id string) *flowLog {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l := n.logs[id]
+	if l == nil {
+		l = newFlowLog(n.opts.Dir, id)
+		n.logs[id] = l
+	}
+	return l
+}
+
+// record keeps an event of the gateway.
+func (n *Networks) record(e gateway.Event) {
+	n.mu.Lock()
+	l := n.logs[e.Network]
+	n.mu.Unlock()
+	if l == nil { // deleted meanwhile
+		return
+	}
+	if err := l.append(flow(&e)); err != nil {
+		n.opts.Log.Warn("flows of a sandbox are not on disk", "id", e.Network, "error", err)
+	}
+}
+
+// FlowOptions choose flows.
+type FlowOptions struct {
+	Tail   int  // the last ones only; negative: all that are kept
+	Follow bool // go on until the sandbox ends
+}
+
+// Flows calls emit for the flows of a sandbox in their order.
+func (n *Networks) Flows(ctx context.Context, id string, opts FlowOptions, emit func(api.Flow) error) error {
+	n.mu.Lock()
+	l := n.logs[id]
+	n.mu.Unlock()
+	if l == nil {
+		l = newFlowLog(n.opts.Dir, id) // of an earlier daemon
+	}
+	return l.read(ctx, opts.Tail, opts.Follow, emit)
+}
+
+// Stats returns the totals of a sandbox since this daemon has served it; nil if it never has.
+func (n *Networks) Stats(id string) *api.NetworkStats {
+	n.mu.Lock()
+	l := n.logs[id]
+	n.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	s := l.stats()
+	return &s
+}
+
+// Forget removes the flows of a deleted sandbox.
+func (n *Networks) Forget(id string) error {
+	n.mu.Lock()
+	l := n.logs[id]
+	delete(n.logs, id)
+	n.mu.Unlock()
+	if l == nil {
+		l = newFlowLog(n.opts.Dir, id)
+	}
+	return errors.Join(l.close(), l.remove())
+}
+
+// Sweep removes the flows of sandboxes that do not exist.
+func (n *Networks) Sweep(exists func(id string) bool) error {
+	files, err := os.ReadDir(n.opts.Dir)
+	if err != nil {
+		return fmt.Errorf("read the directory of flows: %w", err)
+	}
+	var errs []error
+	for _, f := range files {
+		if id := flowOwner(f.Name()); !exists(id) {
+			if err := newFlowLog(n.opts.Dir, id).remove(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
