@@ -85,6 +85,7 @@ type RunEvent struct {
 	BaseURL     string         `json:"base_url,omitempty"`
 	Image       string         `json:"image"`
 	Limits      api.Limits     `json:"limits,omitzero"`
+	Network     api.Network    `json:"network,omitzero"`    // of each sandbox of the run
 	InputDir    string         `json:"input_dir,omitempty"` // absolute, on the host
 	Budget      Budget         `json:"budget"`
 	PerCall     int            `json:"max_tokens_per_call"`

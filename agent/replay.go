@@ -47,7 +47,7 @@ func ReplayRun(ctx context.Context, dir string, opts Options) (out *Replayed, er
 		r.l.run.InputDir = opts.InputDir
 	}
 	r.sandbox, err = r.Create(ctx, api.CreateSandbox{
-		Image: r.l.run.Image, Limits: r.l.run.Limits, Labels: map[string]string{"sandboxd.agent": "replay"},
+		Image: r.l.run.Image, Limits: r.l.run.Limits, Network: r.l.run.Network, Labels: map[string]string{"sandboxd.agent": "replay"},
 		Timeout: r.l.run.Budget.Time.Seconds(), IdleTimeout: idleTime.Seconds(),
 	})
 	if err != nil {

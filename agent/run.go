@@ -55,6 +55,8 @@ type Options struct {
 	Open   func(ctx context.Context, ref string, lifetime time.Duration) (*Sandbox, error)
 	Image  string // "" means the host image
 	Limits api.Limits
+	// Network is the sandbox's. Its budget is that of a sandbox: one that goes on in another begins anew.
+	Network api.Network
 
 	InputDir  string // directory whose children are copied into the sandbox; "" for none
 	OutputDir string // parent of the run's directory, which is named by its time
@@ -219,7 +221,7 @@ func prepare(opts Options) (*run, *RunEvent, error) {
 	}
 	first := &RunEvent{
 		Query: opts.Query, System: system, User: user, Prompt: opts.Prompt, LLMName: opts.LLMName, Model: opts.ModelName, ModelSource: opts.Model.Describe(), BaseURL: opts.BaseURL,
-		Image: opts.Image, Limits: opts.Limits, InputDir: opts.InputDir, Budget: opts.Budget, PerCall: opts.MaxTokensPerCall, Temperature: opts.Temperature,
+		Image: opts.Image, Limits: opts.Limits, Network: opts.Network, InputDir: opts.InputDir, Budget: opts.Budget, PerCall: opts.MaxTokensPerCall, Temperature: opts.Temperature,
 		ExtraBody: opts.ExtraBody, ToolTimeout: opts.ToolTimeout, Collect: opts.Collect, Policy: r.policy.Source(), Snapshots: opts.SnapshotTurns, SaveCalls: opts.SaveRequests,
 	}
 	return r, first, nil
@@ -328,7 +330,7 @@ func (r *run) makeSandbox(ctx context.Context, snapshot string, rebuild []Step) 
 		return err
 	}
 	req := api.CreateSandbox{
-		Image: r.l.run.Image, Limits: r.l.run.Limits, Labels: map[string]string{"sandboxd.agent": "run"}, Name: name,
+		Image: r.l.run.Image, Limits: r.l.run.Limits, Network: r.l.run.Network, Labels: map[string]string{"sandboxd.agent": "run"}, Name: name,
 		Timeout: r.lifetime().Seconds(), IdleTimeout: idleTime.Seconds(),
 	}
 	if snapshot != "" {

@@ -16,6 +16,7 @@ type StartAgentRun struct {
 	InputDir         string         `json:"input_dir,omitempty"`
 	PromptConfig     string         `json:"prompt_config,omitempty"` // YAML text
 	Limits           Limits         `json:"limits,omitzero"`         // memory, cpus and pids
+	Network          Network        `json:"network,omitzero"`        // of the sandbox
 	Budget           AgentBudget    `json:"budget,omitzero"`
 	MaxTokensPerCall int            `json:"max_tokens_per_call,omitempty"`
 	Temperature      *float64       `json:"temperature,omitempty"`

@@ -9,7 +9,7 @@ import (
 )
 
 // Update changes a running or paused sandbox. It calls edit with a copy of the record. Edit may
-// change the limits, labels, deadline and idle timeout, which are applied as a whole or not at all;
+// change the limits, labels, deadline, idle timeout and network (that of the record only), which are applied as a whole or not at all;
 // when Update returns, they hold and are on disk. Edit returns the limits that were asked for
 // explicitly, and may refuse. It must not call the supervisor.
 //
@@ -49,7 +49,8 @@ func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Reco
 	if err != nil {
 		return Record{}, err
 	}
-	next := was // with nothing but these four
+	next := was // with nothing but these five
+	next.Network = edited.Network
 	next.Explicit = explicit.WithDefaults(was.Explicit)
 	next.Limits, next.Labels, next.Deadline, next.IdleTimeout = edited.Limits, edited.Labels, edited.Deadline, edited.IdleTimeout
 	release, err := s.ask(sb, &was, &next)
@@ -120,7 +121,7 @@ func (s *Supervisor) show(sb *sandbox, rec *Record) Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sb.rec.Limits, sb.rec.Labels, sb.rec.Enforced = rec.Limits, rec.Labels, rec.Enforced
-	sb.rec.Explicit = rec.Explicit
+	sb.rec.Explicit, sb.rec.Network = rec.Explicit, rec.Network
 	sb.rec.Deadline, sb.rec.IdleTimeout = rec.Deadline, rec.IdleTimeout
 	s.arm(sb)
 	return sb.rec.clone()

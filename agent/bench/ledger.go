@@ -53,6 +53,7 @@ type Config struct {
 	Image         string         `json:"docker_image"`
 	ScoreImage    string         `json:"score_image,omitempty"`
 	Limits        api.Limits     `json:"limits,omitzero"`
+	Network       api.Network    `json:"network,omitzero"` // of the runs; what scores has none
 	MaxSteps      int            `json:"max_steps"`
 	Temperature   *float64       `json:"temperature"`
 	MaxTokenLimit int            `json:"max_token_limit"`

@@ -26,6 +26,28 @@ type LogOptions struct {
 	Stream string    // "stdout" or "stderr"; default: both
 }
 
+// Flows calls on for the record of a sandbox's network, in order. With follow it goes on until the
+// sandbox ends or on returns an error. Last chooses the last flows; negative means all.
+func (c *Client) Flows(ctx context.Context, id string, follow bool, last int, on func(api.Flow) error) error {
+	q := url.Values{}
+	if follow {
+		q.Set("follow", "true")
+	}
+	if last >= 0 {
+		q.Set("tail", strconv.Itoa(last))
+	}
+	return c.lines(ctx, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "flows"}, query: q}, func(line []byte) error {
+		var f api.Flow
+		if err := json.Unmarshal(line, &f); err != nil {
+			return fmt.Errorf("read the flows: %w", err)
+		}
+		if f.Error != nil {
+			return f.Error
+		}
+		return on(f)
+	})
+}
+
 // Logs calls on for the output of a sandbox's main processes, in order, until the log ends or on
 // returns an error.
 func (c *Client) Logs(ctx context.Context, id string, opts LogOptions, on func(api.LogEntry) error) error {

@@ -135,6 +135,19 @@ var Operations = []Operation{
 		})},
 	},
 	{
+		ID: "flows", Method: "GET", Path: "/v1/sandboxes/{id}/flows", Tag: "Sandboxes", Summary: "Read the record of a sandbox's network",
+		Detail: "Each connection, request and DNS question, and each refusal, at its end. About the last 2 MiB are kept, until the sandbox is deleted. " +
+			"With `follow` the answer ends with the sandbox. A last line with `error` says that the daemon stops. A sandbox without a network answers `conflict`.",
+		Query: []Parameter{
+			toggle("follow", "Go on until the sandbox ends."),
+			{Name: "tail", Type: "string", Default: "all", Detail: "Number of flows from the end, or `all`.", Example: "10"},
+		},
+		Answers: []Answer{lines(api.Flow{
+			Time: at, Kind: api.FlowConnection, Protocol: "tls", Name: "pypi.org", Address: "151.101.0.223", Port: 443, Allow: true, Rule: "pypi",
+			Out: 1800, In: 41000, DurationMS: 120.5,
+		})},
+	},
+	{
 		ID: "processes", Method: "GET", Path: "/v1/sandboxes/{id}/processes", Tag: "Sandboxes", Summary: "List the processes of a sandbox",
 		Detail: "At most 4,096, as its init sees them, by pid.",
 		Answers: []Answer{ok(api.ProcessList{Processes: []api.Process{{

@@ -47,6 +47,7 @@ type benchOptions struct {
 	memory                         cmdline.Size
 	cpus                           float64
 	pids                           int64
+	network                        cmdline.Network
 	json                           bool
 }
 
@@ -126,6 +127,7 @@ func (o *benchOptions) addFlags(f *pflag.FlagSet) {
 	f.VarP(&o.memory, "memory", "m", "maximum memory of a sandbox, such as 2g")
 	f.Float64Var(&o.cpus, "cpus", 0, "maximum processor time of a sandbox, in `cores`")
 	f.Int64Var(&o.pids, "pids", 0, "maximum `number` of processes and threads in a sandbox")
+	f.Var(&o.network, "network", cmdline.NetworkUsage)
 	f.BoolVar(&o.json, "json", false, "print the results as JSON")
 }
 
@@ -242,7 +244,7 @@ func (o *benchOptions) resolve(ctx context.Context, flags *pflag.FlagSet, getenv
 	}
 	cfg.End = opts.End
 
-	run.Image, run.Limits, run.Budget, run.MaxTokensPerCall = cfg.Image, cfg.Limits, cfg.Budget, cfg.MaxTokens
+	run.Image, run.Limits, run.Network, run.Budget, run.MaxTokensPerCall = cfg.Image, cfg.Limits, cfg.Network, cfg.Budget, cfg.MaxTokens
 	run.Temperature, run.ExtraBody, run.SaveRequests = cfg.Temperature, cfg.ExtraBody, cfg.SaveRequests
 	if run.Policy == nil && cfg.Policy != "" {
 		if run.Policy, err = policy.Parse([]byte(cfg.Policy)); err != nil {
@@ -283,6 +285,10 @@ func (o *benchOptions) recorded(flags *pflag.FlagSet) (*bench.Config, error) {
 
 // config checks the flags of a new benchmark.
 func (o *benchOptions) config(flags *pflag.FlagSet, getenv func(string) string, settings agent.Settings) (*bench.Config, error) {
+	network, err := o.network.With(&o.maxEgress, "--max_egress")
+	if err != nil {
+		return nil, err
+	}
 	budget, err := o.budget(flags.Changed)
 	if err != nil {
 		return nil, err
@@ -320,7 +326,7 @@ func (o *benchOptions) config(flags *pflag.FlagSet, getenv func(string) string, 
 	cfg := &bench.Config{
 		Mode: bench.Mode(o.mode), Scoring: bench.Method(o.scoring), Start: o.start, End: o.end, JudgeName: o.judgeModel, JudgeURL: o.judgeURL,
 		Image: o.image, ScoreImage: o.scoreImage, Limits: api.Limits{Memory: o.memory.Bytes, CPUs: o.cpus, Pids: o.pids}, MaxSteps: o.maxSteps,
-		MaxTokenLimit: o.maxTokenLimit, MaxTokens: o.maxTokens, MaxResponse: o.maxResponse, SaveRequests: o.saveResponses, Budget: budget,
+		MaxTokenLimit: o.maxTokenLimit, MaxTokens: o.maxTokens, MaxResponse: o.maxResponse, SaveRequests: o.saveResponses, Budget: budget, Network: network,
 	}
 	if cfg.ExtraBody, err = parseExtraBody(o.extraBody); err != nil {
 		return nil, err

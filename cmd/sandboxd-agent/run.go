@@ -68,6 +68,7 @@ type runOptions struct {
 	memory                 cmdline.Size
 	cpus                   float64
 	pids                   int64
+	network                cmdline.Network
 	json                   bool
 }
 
@@ -118,7 +119,7 @@ func (o *budgetFlags) addFlags(f *pflag.FlagSet, steps, tokens int) {
 	f.Float64Var(&o.maxCost, "max_cost", 0, "maximum cost of all model calls, in US `dollars`")
 	f.Var(&o.timeout, "timeout", "end the run after this time (default 8h)")
 	f.Var(&o.maxCPU, "max_cpu", "end the run when the sandbox has used this much processor time")
-	f.Var(&o.maxEgress, "max_egress", "refused: sandboxes have no network yet")
+	f.Var(&o.maxEgress, "max_egress", "maximum bytes that leave the sandbox over its network, such as 100m")
 }
 
 // budget checks the given limits. The others are zero.
@@ -136,9 +137,6 @@ func (o *budgetFlags) budget(changed func(string) bool) (agent.Budget, error) {
 		return b, cmdline.Usagef("--max_cost %v is not an amount greater than 0", o.maxCost)
 	}
 	b.Cost = o.maxCost
-	if o.maxEgress.Given {
-		return b, cmdline.Usagef("--max_egress cannot be held: sandboxes have no network so far, so nothing leaves over one, and nothing counts it")
-	}
 	return b, nil
 }
 
@@ -259,6 +257,7 @@ func (o *runOptions) addFlags(f *pflag.FlagSet) {
 	f.VarP(&o.memory, "memory", "m", "maximum memory of the sandbox, such as 2g")
 	f.Float64Var(&o.cpus, "cpus", 0, "maximum processor time of the sandbox, in `cores`")
 	f.Int64Var(&o.pids, "pids", 0, "maximum `number` of processes and threads in the sandbox")
+	f.Var(&o.network, "network", cmdline.NetworkUsage)
 	f.BoolVar(&o.json, "json", false, "print how the run ended as JSON")
 	o.endFlags.addFlags(f)
 }
@@ -437,6 +436,9 @@ func (o *runOptions) resolve(ctx context.Context, changed func(string) bool, get
 	}
 	var err error
 	if run.Budget, err = o.budget(changed); err != nil {
+		return run, err
+	}
+	if run.Network, err = o.network.With(&o.maxEgress, "--max_egress"); err != nil {
 		return run, err
 	}
 	switch {

@@ -145,6 +145,9 @@ func (o *resumeOptions) resolve(ctx context.Context, ref string, at int, changed
 	if run.Budget, err = o.budget(changed); err != nil {
 		return "", run, err
 	}
+	if o.maxEgress.Given {
+		return "", run, cmdline.Usagef("--max_egress was set when the run began, and stays")
+	}
 	if o.retries < 0 {
 		return "", run, cmdline.Usagef("--llm_retries %d is less than 0", o.retries)
 	}

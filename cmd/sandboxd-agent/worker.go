@@ -457,6 +457,7 @@ func startOptions(ctx context.Context, req agents.Request, a workerFlags, d cmdl
 	if run, err = o.resolve(ctx, f.Changed, os.Getenv, func(string) {}); err != nil {
 		return run, err
 	}
+	run.Network = r.Network
 	if r.PromptConfig != "" {
 		if run.Prompt, err = agent.ParsePromptConfig([]byte(r.PromptConfig)); err != nil {
 			return run, err

@@ -12,6 +12,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/internal/broker"
 	"github.com/sandboxd/sandboxd/internal/daemon"
+	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
 // Options configure the daemon. There are few on purpose: settings that differ between sandboxes
@@ -65,6 +66,9 @@ type Options struct {
 	LogFiles int
 	// LogLimit is the maximum disk space of all logs, in bytes; the oldest files are removed first.
 	LogLimit int64
+	// NetworkCeiling is what network policies may allow at most; nil means no bound, for tenants all
+	// that is public.
+	NetworkCeiling *policy.Policy
 	// Profiles is a directory of security profiles beside the embedded ones; empty means none.
 	Profiles string
 	// Pools lists the warm pools.

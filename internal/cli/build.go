@@ -32,7 +32,7 @@ type buildOptions struct {
 	labels     []string
 	target     string
 	platform   string
-	network    string
+	network    cmdline.Network
 	noCache    bool
 	timeout    cmdline.Seconds
 	runTimeout cmdline.Seconds
@@ -50,7 +50,7 @@ PATH is the context: what COPY finds there, but for what .dockerignore leaves
 out. "-" reads a context from stdin, a tar.
 
 Every RUN is a program in a sandbox of its own, with the limits given here and
-without a network. Steps whose result is known are not done again. With
+the network of --network, by default none. Steps whose result is known are not done again. With
 SOURCE_DATE_EPOCH in the environment, or as a --build-arg, no file has a later
 time, and the same input makes the same image to the byte.`,
 		Example: `  sandboxd build -t tools/app:1.0 .
@@ -79,7 +79,7 @@ func (o *buildOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVarP(&o.labels, "label", "l", nil, "`label` of the image: key=value")
 	f.StringVar(&o.target, "target", "", "`stage` to build (default: the last)")
 	f.StringVar(&o.platform, "platform", "", "`platform`, one that this host runs (default: this host's)")
-	f.StringVar(&o.network, "network", string(api.NetworkNone), "`network` that RUN has: none")
+	f.Var(&o.network, "network", cmdline.NetworkUsage+"; of RUN")
 	f.BoolVar(&o.noCache, "no-cache", false, "do every step anew")
 	f.Var(&o.timeout, "timeout", "give up after this time (default 1h)")
 	f.Var(&o.runTimeout, "run-timeout", "end the program of a RUN after this time (default: --timeout)")
@@ -91,10 +91,7 @@ func (o *buildOptions) addFlags(f *pflag.FlagSet) {
 func (o *buildOptions) request(changed func(string) bool) (api.Build, error) {
 	req := api.Build{
 		Tags: o.tags, Target: o.target, Platform: o.platform, NoCache: o.noCache, Args: map[string]string{},
-		Network: api.Network{Mode: api.NetworkNone}, Timeout: float64(o.timeout), RunTimeout: float64(o.runTimeout),
-	}
-	if o.network != string(api.NetworkNone) {
-		return req, cmdline.Usagef("--network %q: so far there is only none", o.network)
+		Network: o.network.Network, Timeout: float64(o.timeout), RunTimeout: float64(o.runTimeout),
 	}
 	var err error
 	if req.Limits, err = o.limits(changed); err != nil {

@@ -122,7 +122,8 @@ type sandboxFlags struct {
 	snapshot string
 	labels   []string
 	profile  string
-	network  string
+	network  cmdline.Network
+	egress   cmdline.Size
 	nofile   uint64
 	lifetime cmdline.Seconds
 	idle     cmdline.Seconds
@@ -137,7 +138,9 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&s.imageCommand, "image-command", false, "run the image's ENTRYPOINT as main process, with its CMD unless a program is given")
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "`label` of the sandbox: key=value")
 	f.StringVar(&s.profile, "profile", "", "security `profile` (default \"default\")")
-	f.StringVar(&s.network, "network", string(api.NetworkNone), "`network`: none")
+	s.egress.Least = 1
+	f.Var(&s.network, "network", cmdline.NetworkUsage)
+	f.Var(&s.egress, "max-egress", "maximum bytes that leave over the network, such as 100m")
 	f.Uint64Var(&s.nofile, "nofile", 0, "maximum `number` of open files per process")
 	f.Var(&s.lifetime, "lifetime", "maximum lifetime of the sandbox (default: the daemon's)")
 	f.Var(&s.idle, "idle-timeout", "stop the sandbox after this time without a request (default: the daemon's)")
@@ -157,10 +160,9 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 	if req.Limits, err = s.limits(changed); err != nil {
 		return req, err
 	}
-	if s.network != string(api.NetworkNone) {
-		return req, cmdline.Usagef("--network %q: so far there is only none", s.network)
+	if req.Network, err = s.network.With(&s.egress, "--max-egress"); err != nil {
+		return req, err
 	}
-	req.Network.Mode = api.NetworkNone
 	if changed("nofile") && s.nofile < 1 {
 		return req, cmdline.Usagef("--nofile %d is less than 1", s.nofile)
 	}

@@ -16,10 +16,12 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/boot"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 	"github.com/sandboxd/sandboxd/internal/dirs"
+	"github.com/sandboxd/sandboxd/netns/policy"
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 )
 
@@ -29,7 +31,8 @@ import (
 type serveOptions struct {
 	boot.Options
 
-	pools []string // IMAGE=N, IMAGE=auto or IMAGE=auto:N, with an optional ,PROFILE
+	pools   []string // IMAGE=N, IMAGE=auto or IMAGE=auto:N, with an optional ,PROFILE
+	ceiling string
 }
 
 func newServe(d deps) *cobra.Command {
@@ -106,6 +109,7 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&o.EndedAge, "ended-age", o.EndedAge, "maximum age of ended sandboxes without the label sandboxd.keep; 0: no limit")
 	f.IntVar(&o.EndedLimit, "ended-limit", 0, "maximum `number` of ended sandboxes; oldest are removed first, after at least an hour; 0: no limit")
 	f.DurationVar(&o.SnapshotAge, "snapshot-age", 0, "maximum age of snapshots without a sandbox and without the label sandboxd.keep (default: no limit)")
+	f.StringVar(&o.ceiling, "network-ceiling", "", "most that network policies may allow: a policy `file`, presets such as pypi,npm, full, or none (default: no bound; for tenants full)")
 	f.StringVar(&o.Profiles, "profiles", "", "`directory` of security profiles beside the built-in ones (default: none)")
 	f.IntVar(&o.AgentRuns, "agent-runs", o.AgentRuns, "maximum `number` of hosted agent runs in progress, from 1 to 1000")
 	f.DurationVar(&o.AgentAge, "agent-age", o.AgentAge, "maximum age of idle hosted agent runs; 0: no limit")
@@ -127,6 +131,21 @@ func runServe(ctx context.Context, opts serveOptions, d deps) error {
 		return nil // a requested end
 	}
 	return err
+}
+
+// ceiling returns the policy that a user names as the most that others may allow.
+func ceiling(name string) (*policy.Policy, error) {
+	switch name {
+	case string(api.NetworkNone):
+		return new(policy.Policy), nil
+	case string(api.NetworkFull):
+		return policy.Public(), nil
+	}
+	document, err := cmdline.PolicyDocument(name)
+	if err != nil {
+		return nil, err
+	}
+	return policy.Parse(document)
 }
 
 // complete checks the options and sets their defaults. socket is the environment's, which a flag
@@ -181,6 +200,13 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 			return opts, fmt.Errorf("make %s absolute: %w", opts.Profiles, err)
 		}
 		opts.Profiles = abs
+	}
+	if o.ceiling != "" {
+		ceiling, err := ceiling(o.ceiling)
+		if err != nil {
+			return opts, cmdline.Usagef("--network-ceiling: %v", err)
+		}
+		opts.NetworkCeiling = ceiling
 	}
 	seen := make(map[boot.Pool]bool)
 	for _, text := range o.pools {

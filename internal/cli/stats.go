@@ -75,6 +75,12 @@ func runStats(ctx context.Context, id string, opts statsOptions, d deps) error {
 		add("disk "+io.Device+" read", fmt.Sprintf("%s in %d", units.BytesSize(float64(io.ReadBytes)), io.ReadOps))
 		add("disk "+io.Device+" written", fmt.Sprintf("%s in %d", units.BytesSize(float64(io.WriteBytes)), io.WriteOps))
 	}
+	if n := st.Network; n != nil {
+		add("network sent", fmt.Sprintf("%s in %d connections", units.BytesSize(float64(n.BytesOut)), n.Connections))
+		add("network received", units.BytesSize(float64(n.BytesIn)))
+		add("names resolved", strconv.FormatInt(n.Queries, 10))
+		add("refused by the network", strconv.FormatInt(n.Refused, 10))
+	}
 	for _, resource := range []string{"cpu", "memory", "io"} {
 		if p := st.Pressure[resource]; p.Some != nil {
 			add("waited for "+resource, pressure(p.Some))

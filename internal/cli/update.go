@@ -18,6 +18,7 @@ type updateOptions struct {
 	labels   []string
 	lifetime cmdline.Seconds
 	idle     cmdline.Seconds
+	network  cmdline.Network
 	json     bool
 }
 
@@ -25,7 +26,7 @@ func newUpdate(d deps) *cobra.Command {
 	var opts updateOptions
 	cmd := &cobra.Command{
 		Use:   "update [flags] SANDBOX",
-		Short: "Change limits, lifetime and labels of a running sandbox",
+		Short: "Change limits, lifetime, labels and network policy of a running sandbox",
 		Long: `Change a running sandbox: all that is asked for or, with an error, nothing. What is
 not named stays as it is; a limit of 0, or "", is the profile's default again. Only
 --swap 0 says what it is: no swap.
@@ -54,6 +55,7 @@ func (o *updateOptions) addFlags(f *pflag.FlagSet) {
 	f.Var(&o.lifetime, "lifetime", "stop the sandbox after this time from now on, whatever it does")
 	f.Var(&o.lifetime, "timeout", "the same")
 	f.Var(&o.idle, "idle-timeout", "stop it after this time without a request")
+	f.Var(&o.network, "network", "of a sandbox that has one: full, or egress:POLICY; connections that it refuses are reset")
 	f.BoolVar(&o.json, "json", false, "print the whole sandbox as JSON")
 }
 
@@ -116,7 +118,10 @@ func (o *updateOptions) request(changed func(string) bool) (api.UpdateSandbox, e
 			req.Labels[key] = &value
 		}
 	}
-	if *l == (api.LimitsUpdate{}) && req.Labels == nil && req.Timeout == 0 && req.IdleTimeout == 0 {
+	if changed("network") {
+		req.Network = &o.network.Network
+	}
+	if *l == (api.LimitsUpdate{}) && req.Network == nil && req.Labels == nil && req.Timeout == 0 && req.IdleTimeout == 0 {
 		return req, cmdline.Usagef("nothing is to be changed; as in: sandboxd update SANDBOX --memory 512m")
 	}
 	return req, nil

@@ -12,6 +12,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/network"
 )
 
 func (s *Server) deleteSandbox(w http.ResponseWriter, r *http.Request) error {
@@ -138,10 +139,8 @@ func (s *Server) getLogs(w http.ResponseWriter, r *http.Request) error {
 			}
 		}
 	}
-	if s := q.Get("tail"); s != "" && s != "all" {
-		if opts.Tail, err = strconv.Atoi(s); err != nil || opts.Tail < 0 {
-			return class.Invalidf("tail %q: must be all or a number of lines", class.Clip(s))
-		}
+	if opts.Tail, err = tailParam(q.Get("tail"), "lines"); err != nil {
+		return err
 	}
 	if s := q.Get("since"); s != "" {
 		if opts.Since, err = time.Parse(time.RFC3339Nano, s); err != nil {
@@ -162,6 +161,42 @@ func (s *Server) getLogs(w http.ResponseWriter, r *http.Request) error {
 		return emit(api.LogEntry{Error: ProblemOf(err)})
 	}
 	return err
+}
+
+func (s *Server) getFlows(w http.ResponseWriter, r *http.Request) error {
+	q, err := query(r, "follow", "tail")
+	if err != nil {
+		return err
+	}
+	opts := network.FlowOptions{Tail: -1}
+	if opts.Follow, err = boolParam("follow", q.Get("follow")); err != nil {
+		return err
+	}
+	if opts.Tail, err = tailParam(q.Get("tail"), "flows"); err != nil {
+		return err
+	}
+	out := &stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeNDJSON, flush: opts.Follow}
+	emit := linesOf[api.Flow](out)
+	err = s.as(r).Flows(r.Context(), r.PathValue("id"), opts, func() error {
+		_, err := out.Write(nil) // that there is nothing so far is an answer too
+		return err
+	}, emit)
+	if errors.Is(err, class.ErrStopping) {
+		return emit(api.Flow{Error: ProblemOf(err)})
+	}
+	return err
+}
+
+// tailParam reads a number of lines, or of the like; -1 means all.
+func tailParam(value, of string) (int, error) {
+	if value == "" || value == "all" {
+		return -1, nil
+	}
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 0 {
+		return 0, class.Invalidf("tail %q: must be all or a number of %s", class.Clip(value), of)
+	}
+	return n, nil
 }
 
 func (s *Server) postSandboxesPrune(w http.ResponseWriter, r *http.Request) error {

@@ -185,6 +185,7 @@ var routes = []route{
 	{"GET", "/v1/sandboxes/{id}/wait", tenant, (*Server).getWait},
 	{"GET", "/v1/sandboxes/{id}/logs", tenant, (*Server).getLogs},
 	{"GET", "/v1/sandboxes/{id}/stats", tenant, (*Server).getStats},
+	{"GET", "/v1/sandboxes/{id}/flows", tenant, (*Server).getFlows},
 	{"GET", "/v1/sandboxes/{id}/diff", tenant, (*Server).getDiff},
 	{"POST", "/v1/sandboxes/{id}/commit", tenant, (*Server).postCommit},
 

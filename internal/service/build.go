@@ -212,7 +212,7 @@ func (b *builder) validate() (err error) {
 	if err := validateLimits(&o.Limits); err != nil {
 		return err
 	}
-	if err := validateNetwork(o.Network); err != nil {
+	if b.opts.Network, err = b.s.networks.Check(b.s.caller.Tenant, o.Network); err != nil {
 		return err
 	}
 	if b.timeout, err = seconds("timeout", o.Timeout); err != nil {
@@ -525,7 +525,7 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 	}
 	const margin = time.Minute // so that the program's own time ends first
 	r, err := b.s.request(&origin{image: "build", digest: st.chain(), rootfs: root, profile: b.profile, defaults: b.limits, cwd: "/"},
-		&api.CreateSandbox{Limits: b.opts.Limits, Labels: map[string]string{"build": fmt.Sprintf("line %d", step.Line)}})
+		&api.CreateSandbox{Limits: b.opts.Limits, Network: b.opts.Network, Labels: map[string]string{"build": fmt.Sprintf("line %d", step.Line)}})
 	if err != nil {
 		return nil, err
 	}

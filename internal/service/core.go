@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -33,9 +34,13 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/internal/agents"
+	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/internal/service/pool"
+	"github.com/sandboxd/sandboxd/netns/gateway"
+	"github.com/sandboxd/sandboxd/netns/policy"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
@@ -126,6 +131,12 @@ type Options struct {
 	// Agents hosts agent runs. Default: none.
 	Agents *agents.Host
 
+	// StartGateway starts the gateway of networks, when the first sandbox has one. Default: there are
+	// none but [api.NetworkNone].
+	StartGateway func(ctx context.Context, record func(gateway.Event)) (*egress.Gateway, error)
+	// NetworkCeiling is what policies may allow at most. Default: see [network.Options].
+	NetworkCeiling *policy.Policy
+
 	// EndedAge is the maximum age of sandboxes that have ended, EndedLimit their maximum number,
 	// SnapshotAge the maximum age of unused snapshots. Default: no limit. See [retention].
 	EndedAge    time.Duration
@@ -167,6 +178,7 @@ type core struct {
 	execs      *execs
 	logs       *mainLogs
 	pools      *pool.Pools
+	networks   *network.Networks
 
 	// The engine's abilities, nil if it lacks them.
 	differ      runtime.Differ          // else diff, commit, snapshots and RUN fail
@@ -191,12 +203,19 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	s.differ, _ = runtime.As[runtime.Differ](opts.Engine)
 	s.descriptors, _ = runtime.As[runtime.DescriptorStore](opts.Engine)
 	s.describer, _ = runtime.As[runtime.Describer](opts.Engine)
+	networker, _ := runtime.As[runtime.Networker](opts.Engine)
+	var err error
+	s.networks, err = network.Open(network.Options{
+		Dir: filepath.Join(opts.DataDir, "flows"), Engine: networker, Start: opts.StartGateway, Ceiling: opts.NetworkCeiling, Log: s.log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start service: %w", err)
+	}
 	specs := slices.Clone(opts.Pools)
 	for i := range specs {
 		specs[i].Profile = cmp.Or(specs[i].Profile, defaultProfile)
 	}
 	s.pools = pool.New(pool.Options{Pools: specs, Acquire: s.poolImage, SpareMemory: opts.SpareMemory, Log: s.log})
-	var err error
 	s.supervisor, err = runtime.Open(ctx, opts.DataDir, opts.Engine, runtime.Options{
 		RuntimeDir:   opts.RuntimeDir,
 		MaxSandboxes: opts.MaxSandboxes,
@@ -217,6 +236,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	s.sweepLogs()
 	s.execs = newExecs(context.WithoutCancel(ctx))
 	s.adoptExecs(ctx)
+	s.adoptNetworks()
 	// Images may be removed from here on: running sandboxes have been adopted, so their images are
 	// known.
 	s.own.SetHolders(s.holders)
@@ -284,7 +304,7 @@ func (s *Service) Close(ctx context.Context, keep bool) error {
 	s.core.execs.stop()
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
-	err := s.core.supervisor.Close(ctx, keep)
+	err := errors.Join(s.core.supervisor.Close(ctx, keep), s.core.networks.Close())
 	if !keep {
 		s.core.sweepLogs()
 	}

@@ -722,6 +722,9 @@ func (s *core) forgetSandbox(ctx context.Context, id string) {
 		if err := s.logs.remove(id); err != nil {
 			s.log.Error("the log of a deleted sandbox is left until the next start", "id", id, "error", err)
 		}
+		if err := s.networks.Forget(id); err != nil {
+			s.log.Error("the flows of a deleted sandbox are left until the next start", "id", id, "error", err)
+		}
 	}()
 	for _, x := range all {
 		if x.log == nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -78,7 +79,10 @@ func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, erro
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	if err := s.startMain(ctx, &rec); err != nil {
+	if err = s.connect(ctx, &rec); err == nil {
+		err = s.startMain(ctx, &rec)
+	}
+	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		defer cancel()
 		derr := s.supervisor.Delete(undo, rec.ID)
@@ -126,10 +130,10 @@ func (s *core) startMain(ctx context.Context, rec *runtime.Record) error {
 	return nil
 }
 
-// startAgain is startMain for a sandbox that existed before. If it fails, the sandbox is stopped. A
+// startAgain is connect and startMain for a sandbox that existed before. If it fails, the sandbox is stopped. A
 // sandbox that does not run, as after a rollback of a stopped one, needs nothing.
 func (s *core) startAgain(ctx context.Context, rec *runtime.Record) error {
-	if !wantsMain(rec) {
+	if !wantsMain(rec) && (rec.State != api.StateRunning || !network.Has(rec.Network)) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
@@ -139,6 +143,9 @@ func (s *core) startAgain(ctx context.Context, rec *runtime.Record) error {
 		return err // it was stopped or deleted concurrently
 	}
 	defer lease.End()
+	if err := s.networks.Connect(ctx, lease); err != nil {
+		return errors.Join(err, lease.Kill(ctx, "it could not be given its network: "+err.Error()))
+	}
 	err = s.startMain(ctx, rec)
 	if err == nil || errors.Is(err, class.ErrGone) || errors.Is(err, class.ErrStopping) { // the next daemon starts it
 		return err

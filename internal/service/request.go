@@ -29,6 +29,9 @@ func (s *API) request(from *origin, ask *api.CreateSandbox) (_ runtime.Request, 
 	r := newRequest(s.caller.Tenant, from)
 	r.Name, r.Labels, r.Limits = ask.Name, ask.Labels, ask.Limits
 	r.Command, r.TTY, r.StdinOpen = ask.Command, ask.TTY, ask.StdinOpen
+	if r.Network, err = s.networks.Check(s.caller.Tenant, ask.Network); err != nil {
+		return r, err
+	}
 	r.Env = mergeEnv(from.env, ask.Env)
 	r.Cwd = cmp.Or(ask.Cwd, from.cwd)
 	if r.User, err = programUser(&from.profile, ask.User, from.user); err != nil {
@@ -48,16 +51,6 @@ func newRequest(tenant string, from *origin) runtime.Request {
 		Tenant: tenant, Image: from.image, ImageDigest: from.digest, Snapshot: from.snapshot, ImageEnv: from.imageEnv,
 		Rootfs: from.rootfs, Profile: from.profile, Defaults: from.defaults,
 	}
-}
-
-// validateNetwork checks the network that a request asks for. There is only one mode so far, which
-// every sandbox gets, so that nothing of it needs to reach the runtime; a sandbox's
-// enforced.network reports it.
-func validateNetwork(n api.Network) error {
-	if n.Mode != "" && n.Mode != api.NetworkNone {
-		return class.Invalidf("network mode %q: only %q exists so far", class.Clip(string(n.Mode)), api.NetworkNone)
-	}
-	return nil
 }
 
 // poolImage acquires an image for a pool. Parked sandboxes are of the daemon's own tenant.

@@ -17,6 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -118,6 +119,14 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 	if err != nil {
 		return api.Sandbox{}, err
 	}
+	if req.Network != nil {
+		net, err := s.changedNetwork(&rec, *req.Network)
+		if err != nil {
+			return api.Sandbox{}, err
+		}
+		req.Network = &net
+	}
+	was := rec.Network
 	rec, err = s.supervisor.Update(ctx, rec.ID, func(rec *runtime.Record) (explicit api.Limits, err error) {
 		_, defaults, err := s.profileOf(rec)
 		if err != nil {
@@ -137,10 +146,18 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 		if req.IdleTimeout > 0 {
 			rec.IdleTimeout = req.IdleTimeout
 		}
+		if was = rec.Network; req.Network != nil {
+			rec.Network = *req.Network
+		}
 		return explicit, validateLabels(rec.Labels) // their number
 	})
 	if err != nil {
 		return api.Sandbox{}, err
+	}
+	if req.Network != nil {
+		if err := s.networks.SetPolicy(ctx, rec.ID, rec.Network); err != nil {
+			return api.Sandbox{}, errors.Join(err, s.restoreNetwork(ctx, rec.ID, was))
+		}
 	}
 	return rec.Sandbox, nil
 }
@@ -151,7 +168,11 @@ func (s *API) Stats(ctx context.Context, ref string) (api.Stats, error) {
 	if err != nil {
 		return api.Stats{}, err
 	}
-	return s.supervisor.Stats(ctx, rec.ID)
+	stats, err := s.supervisor.Stats(ctx, rec.ID)
+	if err == nil && network.Has(rec.Network) {
+		stats.Network = s.networks.Stats(rec.ID)
+	}
+	return stats, err
 }
 
 // DeleteSandbox ends the sandbox with this id or name and removes everything of it, and the layers

@@ -234,7 +234,7 @@ func (s *API) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request, err
 		image: rec.Image, digest: rec.ImageDigest, imageEnv: rec.ImageEnv, rootfs: t.Rootfs, profile: profile, defaults: rec.Limits,
 		env: rec.Env, cwd: rec.Cwd, user: rec.User,
 	}, &api.CreateSandbox{
-		Env: body.Env, Labels: labels, Limits: rec.HeldLimits(), Command: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen,
+		Env: body.Env, Labels: labels, Limits: rec.HeldLimits(), Network: rec.Network, Command: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen,
 		Timeout: body.Timeout, IdleTimeout: cmp.Or(body.IdleTimeout, rec.IdleTimeout),
 	})
 	return r, errors.Join(err, validateLabels(labels), validateEnv(r.Env)) // their number

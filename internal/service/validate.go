@@ -82,9 +82,6 @@ func validateCreate(req *api.CreateSandbox) error {
 	if err := validateLimits(&req.Limits); err != nil {
 		return err
 	}
-	if err := validateNetwork(req.Network); err != nil {
-		return err
-	}
 	if _, err := seconds("timeout", req.Timeout); err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ type Networks struct {
 // life is the time in which the gateway serves a sandbox.
 type life struct {
 	changing sync.Mutex // serializes what the gateway is told of it
-	over     bool // needs Networks.mu
+	over     bool       // needs Networks.mu
 }
 
 // Open makes the directory of flows.

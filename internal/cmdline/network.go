@@ -1,0 +1,82 @@
+package cmdline
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/netns/policy"
+)
+
+// NetworkUsage is the help text of flags of type [Network].
+const NetworkUsage = "`network`: none, full, or egress:POLICY with a policy file or presets such as pypi,npm"
+
+// Network is a flag for the network of a sandbox: "none", "full", "egress:PRESET,…", "egress:FILE".
+// A file is read and checked by Set.
+type Network struct {
+	api.Network
+	text string
+}
+
+func (n *Network) String() string {
+	if n.text == "" {
+		return string(api.NetworkNone)
+	}
+	return n.text
+}
+
+// Type implements pflag.Value.
+func (n *Network) Type() string { return "network" }
+
+// Set implements pflag.Value.
+func (n *Network) Set(text string) error {
+	mode, name, _ := strings.Cut(text, ":")
+	switch {
+	case text == string(api.NetworkNone), text == string(api.NetworkFull):
+		n.Network, n.text = api.Network{Mode: api.NetworkMode(text)}, text
+		return nil
+	case mode != string(api.NetworkEgress):
+		return fmt.Errorf("%q is none of none, full and egress:POLICY", text)
+	case name == "":
+		return fmt.Errorf("egress needs a policy, a file or some of %s: as in egress:pypi,npm", strings.Join(policy.Presets(), ", "))
+	}
+	document, err := PolicyDocument(name)
+	if err != nil {
+		return err
+	}
+	if _, err := policy.Parse(document); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	n.Network, n.text = api.Network{Mode: api.NetworkEgress, Policy: string(document)}, text
+	return nil
+}
+
+// With returns the network with a maximum of bytes that leave, if flag, the flag of that name, is
+// given.
+func (n *Network) With(egress *Size, flag string) (api.Network, error) {
+	net := n.Network
+	if net.Mode == "" {
+		net.Mode = api.NetworkNone
+	}
+	if egress.Given && net.Mode == api.NetworkNone {
+		return net, Usagef("%s is for a sandbox with a network; see --network", flag)
+	}
+	net.Budget.BytesOut = egress.Bytes
+	return net, nil
+}
+
+// PolicyDocument returns the network policy that a user names: presets joined by commas, or a file.
+func PolicyDocument(name string) ([]byte, error) {
+	presets := policy.Presets()
+	if !slices.ContainsFunc(strings.Split(name, ","), func(p string) bool { return !slices.Contains(presets, p) }) {
+		return policy.Named(name)
+	}
+	document, err := os.ReadFile(filepath.Clean(name))
+	if err != nil {
+		return nil, fmt.Errorf("%q is neither a policy file nor made of presets (%s): %w", name, strings.Join(presets, ", "), err)
+	}
+	return document, nil
+}

@@ -1,0 +1,99 @@
+package service
+
+import (
+	"context"
+	"errors"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/network"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// connect gives a sandbox that has just been created its network, if it has one.
+func (s *core) connect(ctx context.Context, rec *runtime.Record) error {
+	if !network.Has(rec.Network) {
+		return nil
+	}
+	lease, err := s.supervisor.Begin(rec.ID)
+	if err != nil {
+		return err
+	}
+	defer lease.End()
+	return s.networks.Connect(ctx, lease)
+}
+
+// adoptNetworks connects the sandboxes that run when the daemon starts. Their connections wait
+// meanwhile.
+func (s *core) adoptNetworks() {
+	err := s.networks.Sweep(func(id string) bool {
+		_, err := s.supervisor.Get(id)
+		return err == nil
+	})
+	if err != nil {
+		s.log.Warn("flows of deleted sandboxes are left until the next start", "error", err)
+	}
+	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true}) {
+		if !network.Has(rec.Network) || rec.State != api.StateRunning && rec.State != api.StatePaused {
+			continue
+		}
+		s.execs.spawn(func() {
+			lease, err := s.supervisor.Rejoin(rec.ID)
+			if err != nil {
+				return // it has ended
+			}
+			defer lease.End()
+			if err := s.networks.Connect(s.execs.ctx, lease); err != nil && s.execs.ctx.Err() == nil {
+				s.log.Warn("a running sandbox has no network until it is started again", "id", rec.ID, "error", err)
+			}
+		})
+	}
+}
+
+// changedNetwork returns the network that a sandbox has after a change.
+func (s *API) changedNetwork(rec *runtime.Record, to api.Network) (api.Network, error) {
+	if to.Budget != (api.NetworkBudget{}) {
+		return to, class.Invalidf("network.budget: it cannot be changed; create another sandbox")
+	}
+	to, err := s.networks.Check(s.caller.Tenant, to)
+	if err != nil {
+		return to, err
+	}
+	if network.Has(to) != network.Has(rec.Network) {
+		return to, class.Invalidf("network: sandbox %s was created with mode %q, and cannot change to %q; create another sandbox",
+			rec.Name, rec.Network.Mode, to.Mode)
+	}
+	to.Budget = rec.Network.Budget
+	return to, nil
+}
+
+// restoreNetwork undoes the change of a record that the gateway did not follow.
+func (s *core) restoreNetwork(ctx context.Context, id string, was api.Network) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
+	defer cancel()
+	_, err := s.supervisor.Update(ctx, id, func(rec *runtime.Record) (api.Limits, error) {
+		rec.Network = was
+		return api.Limits{}, nil
+	})
+	return err
+}
+
+// Flows calls begin and then emit for the flows of the sandbox with this id or name, in their order.
+// A sandbox without a network has none, which is an error.
+func (s *API) Flows(ctx context.Context, ref string, opts network.FlowOptions, begin func() error, emit func(api.Flow) error) error {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return err
+	}
+	if !network.Has(rec.Network) {
+		return class.Mark(class.ErrState, errors.New("sandbox "+rec.Name+" has no network, and so no flows"))
+	}
+	if err := begin(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(s.execs.ctx, func() { cancel(class.ErrStopping) })
+	defer stop()
+	return s.networks.Flows(ctx, rec.ID, opts, emit)
+}
