@@ -83,6 +83,15 @@ type NetworkBudget struct {
 	QueryRate      float64 `json:"query_rate,omitempty"`
 }
 
+// PortMapping publishes a port of a sandbox at the host. Connections reach programs that listen on
+// the sandbox's loopback address or on all addresses.
+type PortMapping struct {
+	Address  string `json:"address,omitempty"`  // of the host; default 127.0.0.1
+	HostPort uint16 `json:"host_port"`          // 0: one that is free
+	Port     uint16 `json:"port"`               // in the sandbox
+	Protocol string `json:"protocol,omitempty"` // "tcp", the default
+}
+
 // CreateSandbox is the body of POST /v1/sandboxes.
 type CreateSandbox struct {
 	Image string `json:"image,omitempty"` // reference or "host"; default "host"
@@ -97,6 +106,8 @@ type CreateSandbox struct {
 	Profile  string            `json:"profile,omitempty"` // name from oci-profiles; default "default"
 	Limits   Limits            `json:"limits,omitzero"`
 	Network  Network           `json:"network,omitzero"`
+	// Ports are published while the sandbox runs. They need a network.
+	Ports []PortMapping `json:"ports,omitempty"`
 	// Command is the argv of the sandbox's main process, which gets the sandbox's environment,
 	// directory and user. It starts with the sandbox, and the sandbox ends with it. Its output is
 	// kept in the log. Default: none; the sandbox then idles.
@@ -187,6 +198,7 @@ type Sandbox struct {
 	Limits      Limits            `json:"limits,omitzero"`
 	Enforced    Enforced          `json:"enforced"`
 	Network     Network           `json:"network,omitzero"`
+	Ports       []PortMapping     `json:"ports,omitempty"`
 	Env         []string          `json:"env,omitempty"`
 	Cwd         string            `json:"cwd"`
 	User        string            `json:"user"`

@@ -30,6 +30,7 @@ type Request struct {
 	Limits      api.Limits // asked for: enforced or an error
 	Timeout     time.Duration
 	IdleTimeout time.Duration
+	Ports       []api.PortMapping // published by the caller
 	// Command, TTY and StdinOpen are of the main process, which is the caller's to start.
 	Command   []string
 	TTY       bool

@@ -194,6 +194,13 @@ var routes = []route{
 	{"POST", "/v1/sandboxes/{id}/fork", tenant, (*Server).postFork},
 	{"POST", "/v1/sandboxes/{id}/rollback", tenant, (*Server).postRollback},
 
+	{"POST", "/v1/sandboxes/{id}/ports/{port}", tenant, (*Server).postConnect},
+	{"GET", "/v1/sandboxes/{id}/ports/{port}/{path...}", tenant, (*Server).proxyPort},
+	{"POST", "/v1/sandboxes/{id}/ports/{port}/{path...}", tenant, (*Server).proxyPort},
+	{"PUT", "/v1/sandboxes/{id}/ports/{port}/{path...}", tenant, (*Server).proxyPort},
+	{"PATCH", "/v1/sandboxes/{id}/ports/{port}/{path...}", tenant, (*Server).proxyPort},
+	{"DELETE", "/v1/sandboxes/{id}/ports/{port}/{path...}", tenant, (*Server).proxyPort},
+
 	{"GET", "/v1/snapshots", tenant, (*Server).getSnapshots},
 	{"POST", "/v1/snapshots/import", tenant, (*Server).postSnapshotImport},
 	{"POST", "/v1/snapshots/prune", tenant, (*Server).postSnapshotsPrune},
@@ -301,7 +308,7 @@ func (s *Server) handler() http.Handler {
 			return
 		}
 		// The mux would clean such a path and redirect; no well-meaning client sends one.
-		if p := req.URL.Path; p != path.Clean(p) {
+		if p := req.URL.Path; p != path.Clean(p) && (p != path.Clean(p)+"/" || !portPath.MatchString(p)) {
 			writeProblem(w, class.Mark(errNoRoute, fmt.Errorf("path %q: not in its shortest form", class.Clip(p))))
 			return
 		}

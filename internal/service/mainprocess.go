@@ -75,11 +75,16 @@ func (s *core) follow(x *Execution) bool {
 
 // create makes a sandbox and starts its main process, if it has one.
 func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, error) {
-	rec, err := s.supervisor.Create(ctx, r)
+	ports, err := network.Publish(ctx, r.Ports)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	if err = s.connect(ctx, &rec); err == nil {
+	r.Ports = ports.Mappings()
+	rec, err := s.supervisor.Create(ctx, r)
+	if err != nil {
+		return api.Sandbox{}, errors.Join(err, ports.Close())
+	}
+	if err = s.connect(ctx, &rec, ports); err == nil {
 		err = s.startMain(ctx, &rec)
 	}
 	if err != nil {
@@ -143,7 +148,7 @@ func (s *core) startAgain(ctx context.Context, rec *runtime.Record) error {
 		return err // it was stopped or deleted concurrently
 	}
 	defer lease.End()
-	if err := s.networks.Connect(ctx, lease); err != nil {
+	if err := s.reconnect(ctx, lease); err != nil {
 		return errors.Join(err, lease.Kill(ctx, "it could not be given its network: "+err.Error()))
 	}
 	err = s.startMain(ctx, rec)

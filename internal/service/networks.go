@@ -3,6 +3,8 @@ package service
 import (
 	"context"
 	"errors"
+	"net"
+	"syscall"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
@@ -10,17 +12,38 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// connect gives a sandbox that has just been created its network, if it has one.
-func (s *core) connect(ctx context.Context, rec *runtime.Record) error {
+// connect gives a sandbox that has just been created its network, if it has one, and takes over its
+// ports.
+func (s *core) connect(ctx context.Context, rec *runtime.Record, ports *network.Published) error {
 	if !network.Has(rec.Network) {
 		return nil
 	}
 	lease, err := s.supervisor.Begin(rec.ID)
 	if err != nil {
-		return err
+		return errors.Join(err, ports.Close())
 	}
 	defer lease.End()
-	return s.networks.Connect(ctx, lease)
+	if err := s.networks.Connect(ctx, lease); err != nil {
+		return errors.Join(err, ports.Close())
+	}
+	s.networks.Forward(ctx, lease, ports)
+	return nil
+}
+
+// reconnect is connect for a sandbox that existed before.
+func (s *core) reconnect(ctx context.Context, lease *runtime.Lease) error {
+	if !network.Has(lease.Record.Network) || s.networks.Connected(lease.Record.ID) {
+		return nil
+	}
+	ports, err := network.Publish(ctx, lease.Record.Ports)
+	if err != nil {
+		return err
+	}
+	if err := s.networks.Connect(ctx, lease); err != nil {
+		return errors.Join(err, ports.Close())
+	}
+	s.networks.Forward(ctx, lease, ports)
+	return nil
 }
 
 // adoptNetworks connects the sandboxes that run when the daemon starts. Their connections wait
@@ -43,7 +66,7 @@ func (s *core) adoptNetworks() {
 				return // it has ended
 			}
 			defer lease.End()
-			if err := s.networks.Connect(s.execs.ctx, lease); err != nil && s.execs.ctx.Err() == nil {
+			if err := s.reconnect(s.execs.ctx, lease); err != nil && s.execs.ctx.Err() == nil {
 				s.log.Warn("a running sandbox has no network until it is started again", "id", rec.ID, "error", err)
 			}
 		})
@@ -96,4 +119,22 @@ func (s *API) Flows(ctx context.Context, ref string, opts network.FlowOptions, b
 	stop := context.AfterFunc(s.execs.ctx, func() { cancel(class.ErrStopping) })
 	defer stop()
 	return s.networks.Flows(ctx, rec.ID, opts, emit)
+}
+
+// DialPort connects to a port of the sandbox with this id or name. Until end is called the sandbox
+// is in use; the connection is the caller's to close.
+func (s *API) DialPort(ctx context.Context, ref string, port uint16) (_ *net.TCPConn, end func(), err error) {
+	lease, err := s.begin(ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	conn, err := s.networks.Dial(ctx, lease.Record.ID, port)
+	if err != nil {
+		lease.End()
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			err = class.Mark(class.ErrNoPort, err)
+		}
+		return nil, nil, err
+	}
+	return conn, lease.End, nil
 }

@@ -36,6 +36,8 @@ var (
 	ErrTooDeep        = errors.New("too many snapshots on top of one another")
 	ErrUnreadable     = errors.New("changes of the sandbox are not readable")
 	ErrNoAgents       = errors.New("this daemon hosts no agent runs")
+	ErrPort           = errors.New("port cannot be published")
+	ErrNoPort         = errors.New("no server on the port")
 )
 
 // Classes of the packages below the service.

@@ -50,7 +50,12 @@ type Networks struct {
 
 	starting sync.Mutex // serializes starts of the gateway
 
+	closing    context.Context // ends when Close begins
+	cancel     context.CancelFunc
+	forwarding sync.WaitGroup // acceptors of published ports
+
 	mu      sync.Mutex
+	closed  bool
 	gateway *egress.Gateway // nil before the first network
 	logs    map[string]*flowLog
 	lives   map[string]*life // by sandbox
@@ -67,15 +72,20 @@ func Open(opts Options) (*Networks, error) {
 	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of flows: %w", err)
 	}
-	return &Networks{opts: opts, logs: make(map[string]*flowLog), lives: make(map[string]*life)}, nil
+	n := &Networks{opts: opts, logs: make(map[string]*flowLog), lives: make(map[string]*life)}
+	n.closing, n.cancel = context.WithCancel(context.Background())
+	return n, nil
 }
 
-// Close ends the gateway.
+// Close ends the forwarding of ports and the gateway.
 func (n *Networks) Close() error {
 	n.mu.Lock()
+	n.closed = true
 	g := n.gateway
 	n.gateway = nil
 	n.mu.Unlock()
+	n.cancel()
+	n.forwarding.Wait()
 	if g == nil {
 		return nil
 	}
@@ -159,6 +169,14 @@ func budget(b api.NetworkBudget) gateway.Budget {
 
 // Has reports whether a network is more than a loopback interface.
 func Has(net api.Network) bool { return net.Mode != "" && net.Mode != api.NetworkNone }
+
+// Connected reports whether [Networks.Connect] was called in the present life of a sandbox.
+func (n *Networks) Connected(id string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l := n.lives[id]
+	return l != nil && !l.over
+}
 
 // Connect has the gateway serve a sandbox that runs, if it has a network. The lease is of the life
 // that begins; a second call in one life does nothing. The caller ends the lease.

@@ -1,0 +1,219 @@
+package network
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/netns"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+const (
+	maxPorts = 64 // of one sandbox
+	// maxForwarded bounds the connections of one published port; more wait in the kernel.
+	maxForwarded = 256
+	dialTimeout  = 30 * time.Second
+)
+
+// Published are host ports that are bound for a sandbox. Nothing is accepted before [Networks.Forward].
+type Published struct {
+	ports     []api.PortMapping
+	listeners []*net.TCPListener
+}
+
+// Mappings returns the ports with the numbers that the kernel has chosen.
+func (p *Published) Mappings() []api.PortMapping { return p.ports }
+
+// Close unbinds the ports. Connections that were accepted go on.
+func (p *Published) Close() error {
+	var errs []error
+	for _, l := range p.listeners {
+		if err := l.Close(); !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Publish binds ports of the host. The caller closes them, or passes them on to [Networks.Forward].
+func Publish(ctx context.Context, ports []api.PortMapping) (_ *Published, err error) {
+	ports = slices.Clone(ports)
+	p := &Published{ports: ports}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}()
+	for i := range ports {
+		m := &ports[i]
+		address := net.JoinHostPort(m.Address, strconv.Itoa(int(m.HostPort)))
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+		if err != nil {
+			return nil, class.Mark(class.ErrPort, fmt.Errorf("publish port %d at %s: %w", m.Port, address, err))
+		}
+		tcp, ok := l.(*net.TCPListener)
+		if !ok {
+			return nil, errors.Join(fmt.Errorf("publish port %d: %T is no TCP listener", m.Port, l), l.Close())
+		}
+		p.listeners = append(p.listeners, tcp)
+		if at, ok := tcp.Addr().(*net.TCPAddr); ok {
+			m.HostPort = at.AddrPort().Port()
+		}
+	}
+	return p, nil
+}
+
+// CheckPorts returns the ports that a request of a tenant asks for, with defaults filled in.
+func CheckPorts(tenant string, net api.Network, ports []api.PortMapping) ([]api.PortMapping, error) {
+	if len(ports) > 0 && !Has(net) {
+		return nil, class.Invalidf("ports: a sandbox without a network has none to publish; ask for network mode %q or %q", api.NetworkEgress, api.NetworkFull)
+	}
+	if len(ports) > maxPorts {
+		return nil, class.Invalidf("ports: there are %d, at most %d are possible", len(ports), maxPorts)
+	}
+	ports = slices.Clone(ports)
+	for i := range ports {
+		m := &ports[i]
+		m.Protocol, m.Address = cmp.Or(m.Protocol, "tcp"), cmp.Or(m.Address, "127.0.0.1")
+		switch {
+		case m.Port == 0:
+			return nil, class.Invalidf("ports[%d]: port is missing", i)
+		case m.Protocol != "tcp":
+			return nil, class.Invalidf("ports[%d]: protocol %q: only tcp can be published", i, class.Clip(m.Protocol))
+		}
+		at, err := netip.ParseAddr(m.Address)
+		if err != nil || at.Zone() != "" {
+			return nil, class.Invalidf("ports[%d]: address %q: must be an IP address of the host", i, class.Clip(m.Address))
+		}
+		// The daemon may bind what the tenant's own programs may not.
+		if tenant != "" && (!at.IsLoopback() || m.HostPort != 0 && m.HostPort < 1024) {
+			return nil, class.Invalidf("ports[%d]: tenants publish at loopback addresses, from port 1024 on", i)
+		}
+	}
+	return ports, nil
+}
+
+// Forward accepts connections to published ports for as long as the lease's life of the sandbox.
+func (n *Networks) Forward(ctx context.Context, lease *runtime.Lease, p *Published) {
+	if len(p.listeners) == 0 {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	n.mu.Lock()
+	if n.closed {
+		n.mu.Unlock()
+		cancel()
+		_ = p.Close() // nothing was accepted
+		return
+	}
+	for i, l := range p.listeners {
+		n.forwarding.Go(func() { n.accept(ctx, lease.Record.ID, p.ports[i].Port, l) })
+	}
+	stop := context.AfterFunc(n.closing, cancel)
+	n.mu.Unlock()
+	// The callback must not block; closing a listener does not.
+	lease.AfterGone(func() {
+		stop()
+		cancel()
+		_ = p.Close() // at worst the kernel closes them with the daemon
+	})
+}
+
+// accept forwards connections until ctx ends.
+func (n *Networks) accept(ctx context.Context, id string, port uint16, l *net.TCPListener) {
+	defer l.Close()
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // ends Accept
+	defer stop()
+	slots := make(chan struct{}, maxForwarded)
+	var open sync.WaitGroup
+	defer open.Wait()
+	for {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		outside, err := l.AcceptTCP()
+		if err != nil {
+			<-slots
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			n.opts.Log.Warn("accept a connection to a published port", "id", id, "port", port, "error", err)
+			select { // out of descriptors, say
+			case <-time.After(time.Second):
+				continue
+			case <-ctx.Done():
+				return
+			}
+		}
+		open.Go(func() {
+			defer func() { <-slots }()
+			defer outside.Close()
+			inside, err := n.Dial(ctx, id, port)
+			if err != nil {
+				_ = outside.SetLinger(0) // a reset: a clean end would look like an empty answer
+				return
+			}
+			relay(ctx, outside, inside)
+		})
+	}
+}
+
+// Dial connects to a port of a sandbox's loopback.
+func (n *Networks) Dial(ctx context.Context, id string, port uint16) (*net.TCPConn, error) {
+	if n.opts.Engine == nil {
+		return nil, fmt.Errorf("%w: the engine has no networks", runtime.ErrUnenforceable)
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	socket, err := n.opts.Engine.NetworkSocket(ctx, id, "tcp")
+	if err != nil {
+		return nil, err
+	}
+	conn, err := netns.Connect(ctx, socket, port)
+	if err = errors.Join(err, socket.Close()); err != nil {
+		return nil, fmt.Errorf("connect to port %d of the sandbox: %w", port, err)
+	}
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("connect to port %d of the sandbox: %T is no TCP connection", port, conn), conn.Close())
+	}
+	return tcp, nil
+}
+
+// relay copies both ways until both sides have ended, one has failed or ctx ends. It closes both.
+func relay(ctx context.Context, a, b *net.TCPConn) {
+	// A side that fails takes the other along with a reset: a clean end would look complete.
+	reset := sync.OnceFunc(func() {
+		_, _ = a.SetLinger(0), b.SetLinger(0)
+		_, _ = a.Close(), b.Close()
+	})
+	defer context.AfterFunc(ctx, reset)()
+	var both sync.WaitGroup
+	for _, way := range [][2]*net.TCPConn{{a, b}, {b, a}} {
+		both.Go(func() {
+			_, err := io.Copy(way[1], way[0]) // splice(2)
+			if err == nil {
+				err = way[1].CloseWrite()
+			}
+			if err != nil && !errors.Is(err, os.ErrClosed) {
+				reset()
+			}
+		})
+	}
+	both.Wait()
+	_, _ = a.Close(), b.Close() // ended or reset
+}
