@@ -2,40 +2,41 @@ package api
 
 import "time"
 
-// FlowKind is the kind of a [Flow].
+// FlowKind is the kind of event that a flow records.
 type FlowKind string
 
-// The kinds of flows.
+// Kinds of flows.
 const (
-	FlowConnection FlowKind = "connection" // a TCP connection, at its end or when it is refused
-	FlowRequest    FlowKind = "request"    // an HTTP request, when its response has ended or when it is refused
-	FlowQuery      FlowKind = "query"      // a DNS question that the host's resolver was asked, or that was refused
+	FlowConnection FlowKind = "connection" // a TCP connection, at its end or refusal
+	FlowRequest    FlowKind = "request"    // an HTTP request on one, at the end of its response or at its refusal
+	FlowQuery      FlowKind = "query"      // a name that the host's resolver was asked for, or that was refused
 )
 
-// Flow is an entry of the record of a sandbox's network.
+// Flow is one entry of the record of a sandbox's network: a line of JSON each.
 type Flow struct {
-	Time time.Time `json:"time"` // of the begin
+	Time time.Time `json:"time"` // of its begin
 	Kind FlowKind  `json:"kind"`
-	// Protocol is tcp, tls, http, websocket or dns, as far as it was understood.
-	Protocol string `json:"protocol,omitempty"`
-	// Name is the host name that decided; in a refusal the one that the client sent. Empty if a rule for
-	// the address decided.
+	// Protocol is tcp, tls, http, websocket or dns: the innermost that the gateway has read. It is http
+	// for requests within TLS that it has read, and tls where it has not.
+	Protocol string `json:"protocol"`
+	// Name is the host name that decided; empty if a rule for the address did. In a refusal it is the
+	// name that the program sent, which may be malformed.
 	Name    string `json:"name,omitempty"`
-	Address string `json:"address,omitempty"` // of the destination
+	Address string `json:"address,omitempty"` // of the destination; none of a query
 	Port    uint16 `json:"port,omitempty"`
-	// Method and Path are those of a request, without its query. Method of a query is its type.
+	// Method and Path are those of a request, without its query; a malformed path is left out. Method
+	// of a query is its type, such as AAAA.
 	Method string `json:"method,omitempty"`
 	Path   string `json:"path,omitempty"`
-	Status int    `json:"status,omitempty"` // of the HTTP response
-	Allow  bool   `json:"allow"`            // false if it was refused, at its begin or later
-	Rule   string `json:"rule,omitempty"`   // name of the rule that decided
-	// Reason explains a refusal, or an end that was not orderly.
-	Reason     string  `json:"reason,omitempty"`
-	Out        int64   `json:"out,omitempty"` // bytes from the sandbox
-	In         int64   `json:"in,omitempty"`  // bytes to the sandbox
-	DurationMS float64 `json:"duration_ms,omitempty"`
-	// Lost is the number of flows before this one that are not kept, because they came too fast or the
-	// disk was full.
+	Status int    `json:"status,omitempty"` // of the response; none came if it is absent
+	// Allow is false if the flow was refused, at its begin or later.
+	Allow      bool    `json:"allow"`
+	Rule       string  `json:"rule,omitempty"`   // that decided
+	Reason     string  `json:"reason,omitempty"` // of a refusal, or of an end that was not orderly
+	Out        int64   `json:"out,omitempty"`    // bytes from the sandbox
+	In         int64   `json:"in,omitempty"`     // bytes to the sandbox
+	DurationMS float64 `json:"duration_ms"`
+	// Lost is the number of entries before this one that were dropped because too many came at once.
 	Lost uint64 `json:"lost,omitempty"`
 
 	Error *Problem `json:"error,omitempty"` // of a last line: the daemon stops

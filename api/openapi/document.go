@@ -34,6 +34,7 @@ func Build(comments *Comments) ([]byte, error) {
 	s.reach(reflect.TypeFor[api.ExecControl]())
 	s.of(reflect.TypeFor[api.ExecControl]()) // frames of WebSockets, which no response refers to
 	s.of(reflect.TypeFor[api.ExecEvent]())
+	s.of(reflect.TypeFor[api.Flow]()) // lines of records, which `sandboxd policy` reads
 
 	var paths object
 	for _, o := range Operations {

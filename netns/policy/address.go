@@ -63,6 +63,7 @@ const (
 	public       kind = iota // any rule that covers it
 	private                  // a CIDR within a special-purpose range
 	metadataOnly             // a rule for this one address
+	hostOnly                 // a rule for HostName
 	never
 )
 
@@ -86,6 +87,9 @@ func classify(addr netip.Addr) (kind, string) {
 	}
 	if slices.Contains(metadata, addr) {
 		return metadataOnly, "metadata"
+	}
+	if addr == HostAddress {
+		return hostOnly, "the address of the host's services"
 	}
 	for _, s := range special {
 		if s.prefix.Contains(addr) {
@@ -125,7 +129,7 @@ func (k kind) openedBy(p netip.Prefix) bool {
 		return false
 	case metadataOnly:
 		return p.IsSingleIP()
-	case never:
+	case hostOnly, never:
 		return false
 	}
 	return false

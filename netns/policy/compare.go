@@ -15,19 +15,24 @@ type Example struct {
 	// Method and Path are the request; empty if none is inspected.
 	Method string
 	Path   string
+	// Target is where a port of [HostName] leads, as [Service.Target] has it; empty for other flows.
+	Target string
 	// Resolve reports that only the name is resolved; of Flow it alone is set.
 	Resolve bool
 }
 
 func (e Example) String() string {
+	text := e.Flow.String()
 	switch {
 	case e.Resolve:
 		return fmt.Sprintf("the name %s is resolved", e.Flow.Name)
 	case e.Method != "":
-		return fmt.Sprintf("%s %s on %s", e.Method, e.Path, e.Flow)
-	default:
-		return e.Flow.String()
+		text = fmt.Sprintf("%s %s on %s", e.Method, e.Path, e.Flow)
 	}
+	if e.Target != "" {
+		text += ", which is " + e.Target
+	}
+	return text
 }
 
 // ErrTooLarge is the error of policies that have too many rules to be compared in a bounded time.
@@ -63,7 +68,7 @@ func (p *Policy) dead(n int) []Warning {
 	s := newSamples(p, p)
 	for i := range n {
 		r := &p.rules[i]
-		without := &Policy{rules: slices.Concat(p.rules[:i], p.rules[i+1:])}
+		without := &Policy{rules: slices.Concat(p.rules[:i], p.rules[i+1:]), services: p.services}
 		less, more := without, p
 		message := "other rules deny or allow all that it covers"
 		if r.deny {
@@ -139,6 +144,7 @@ func newSamples(policies ...*Policy) *samples {
 			patterns = append(patterns, r.paths...)
 		}
 	}
+	s.around(netip.PrefixFrom(HostAddress, HostAddress.BitLen()))
 	if prefixes { // which open some special ranges and not others
 		for _, t := range special {
 			s.around(t.prefix)
@@ -262,11 +268,19 @@ func (s *samples) flows(r *rule, name Name, addr netip.Addr) []Flow {
 
 func (s *samples) compare(f Flow, less, more *Policy, work *int, cost int) (Example, bool) {
 	m, l := more.Connect(f), less.Connect(f)
+	target := ""
+	if f.Name.s == HostName {
+		ms, _ := more.service(f.Port)
+		ls, _ := less.service(f.Port)
+		if target = ms.Target(); l.Allow && target != ls.Target() {
+			l = Verdict{} // less allows another server
+		}
+	}
 	switch {
 	case !m.Allow:
 		return Example{}, false
 	case !m.Inspect && (!l.Allow || l.Inspect): // what is not inspected need not even be HTTP
-		return Example{Flow: f}, true
+		return Example{Flow: f, Target: target}, true
 	case !m.Inspect:
 		return Example{}, false
 	}
@@ -276,7 +290,7 @@ func (s *samples) compare(f Flow, less, more *Policy, work *int, cost int) (Exam
 				return Example{}, false
 			}
 			if permits(more, m, f, method, path) && !permits(less, l, f, method, path) {
-				return Example{Flow: f, Method: method, Path: path.s}, true
+				return Example{Flow: f, Method: method, Path: path.s, Target: target}, true
 			}
 		}
 	}

@@ -54,7 +54,54 @@ func (r *rule) total() bool {
 		slices.Contains(r.ports, portRange{1, 65535})
 }
 
-// Connect decides about a connection. The gateway dials the address that it asked for and no other.
+// Reachable reports whether a connection to the address, resolved for the name, could be allowed on
+// some port. The gateway leaves the other addresses out of answers: a program that got one would
+// only wait for a refusal. The name itself is asked about with [Policy.Resolve].
+func (p *Policy) Reachable(name Name, addr netip.Addr) bool {
+	addr, kind, refusal := target(Flow{Addr: addr, Port: 1})
+	if refusal != "" {
+		return false
+	}
+	for _, protocol := range []Protocol{TCP, UDP} {
+		var open, shut []portRange
+		for i := range p.rules {
+			r := &p.rules[i]
+			switch {
+			case !slices.Contains(r.protocols, protocol), !r.hasHost(name, addr, kind):
+			case !r.deny:
+				open = append(open, r.ports...)
+			case protocol == UDP || len(r.methods) == 0 && len(r.paths) == 0: // as in Connect
+				shut = append(shut, r.ports...)
+			}
+		}
+		if !covered(open, shut) {
+			return true
+		}
+	}
+	return false
+}
+
+// covered reports whether every port of the ranges is in one of the others.
+func covered(ranges, by []portRange) bool {
+	slices.SortFunc(by, func(a, b portRange) int { return int(a.first) - int(b.first) })
+	slices.SortFunc(ranges, func(a, b portRange) int { return int(a.first) - int(b.first) })
+	next, end := 0, 0 // end is the last port of all before next
+	for _, r := range ranges {
+		for first := int(r.first); first <= int(r.last); first = end + 1 {
+			for next < len(by) && int(by[next].first) <= first {
+				end = max(end, int(by[next].last))
+				next++
+			}
+			if end < first {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Connect decides about a connection. The gateway dials the address that it asked for and no other,
+// or for [HostAddress] the target of [Policy.Service].
 func (p *Policy) Connect(f Flow) Verdict {
 	addr, kind, refusal := target(f)
 	if refusal != "" {
@@ -127,14 +174,21 @@ func (r *rule) hasTransport(f Flow) bool {
 	return slices.Contains(r.protocols, f.Protocol) && slices.ContainsFunc(r.ports, func(p portRange) bool { return p.contains(f.Port) })
 }
 
+// hasName reports whether a pattern of the rule covers a name. [HostName] is opened by itself only.
 func (r *rule) hasName(name Name) bool {
-	return slices.ContainsFunc(r.patterns, func(p pattern) bool { return p.matches(name) })
+	return slices.ContainsFunc(r.patterns, func(p pattern) bool {
+		return p.matches(name) && (r.deny || name.s != HostName || !p.wildcard)
+	})
 }
 
 // hasHost reports whether the rule covers the host of a flow. A rule that denies covers an address
-// by any CIDR around it.
+// by any CIDR around it. [HostName] and [HostAddress] are allowed together or not at all: otherwise
+// the name would open an address elsewhere, or another name the host.
 func (r *rule) hasHost(name Name, addr netip.Addr, k kind) bool {
-	if (k == public || r.deny) && r.hasName(name) {
+	if !r.deny && (name.s == HostName) != (k == hostOnly) {
+		return false
+	}
+	if (k == public || k == hostOnly || r.deny) && r.hasName(name) {
 		return true
 	}
 	return slices.ContainsFunc(r.prefixes, func(p netip.Prefix) bool { return p.Contains(addr) && (r.deny || k.openedBy(p)) })

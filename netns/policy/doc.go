@@ -11,6 +11,7 @@
 //   - A special-purpose address (private, link-local, shared, documentation, …) is refused unless a
 //     rule names a CIDR inside of such a range. A rule for a name or for 0.0.0.0/0 never opens it.
 //   - A metadata address of a cloud is refused unless a rule names exactly that address.
+//   - The host's own services are ports of [HostName] that a rule or a service names one by one.
 //   - Loopback, multicast, unspecified and reserved addresses are always refused.
 //
 // Three questions follow each other for one request, and each is asked of the same rules: may the

@@ -21,12 +21,14 @@ const (
 	maxRules    = 1000
 	maxTargets  = 1000 // hosts of one rule
 	maxList     = 100  // ports, methods or paths of one rule
+	maxServices = 100
 )
 
 // Policy is a checked set of rules. It is a value without state and safe for concurrent use. The
 // zero Policy allows nothing.
 type Policy struct {
 	rules    []rule
+	services []Service // by port
 	warnings []Warning
 }
 
@@ -96,6 +98,7 @@ func Parse(data []byte) (*Policy, error) {
 	}
 	p := &parser{}
 	p.top(root)
+	services := p.allServices()
 	if len(p.errs) > 0 {
 		return nil, fmt.Errorf("parse the policy: %w", errors.Join(p.errs...))
 	}
@@ -107,7 +110,7 @@ func Parse(data []byte) (*Policy, error) {
 		}
 		p.rules = append(p.rules, preset.rules...)
 	}
-	policy := &Policy{rules: p.rules}
+	policy := &Policy{rules: p.rules, services: services}
 	policy.warnings = policy.dead(own)
 	return policy, nil
 }
@@ -129,9 +132,12 @@ func document(data []byte) (*yaml.Node, error) {
 
 // A parser collects the mistakes of a document.
 type parser struct {
-	errs    []error
-	presets []string
-	rules   []rule
+	errs     []error
+	presets  []string
+	rules    []rule
+	services []Service // that are listed
+	opened   []Service // by rules, each with the node of its rule in openedAt
+	openedAt []*yaml.Node
 }
 
 func (p *parser) fail(n *yaml.Node, format string, args ...any) {
@@ -196,7 +202,7 @@ func (p *parser) top(n *yaml.Node) {
 		"presets": func(n *yaml.Node) {
 			p.list(n, "presets", maxList, func(n *yaml.Node) error {
 				if !slices.Contains(Presets(), n.Value) {
-					return fmt.Errorf("no preset %q; there are %s", n.Value, strings.Join(Presets(), ", "))
+					return noPreset(n.Value)
 				}
 				p.presets = append(p.presets, n.Value)
 				return nil
@@ -211,6 +217,18 @@ func (p *parser) top(n *yaml.Node) {
 			default:
 				for i, r := range n.Content {
 					p.rule(r, i)
+				}
+			}
+		},
+		"services": func(n *yaml.Node) {
+			switch {
+			case n.Kind != yaml.SequenceNode:
+				p.fail(n, "services is no list")
+			case len(n.Content) > maxServices:
+				p.fail(n, "more than %d services", maxServices)
+			default:
+				for i, s := range n.Content {
+					p.service(s, i)
 				}
 			}
 		},
@@ -230,7 +248,30 @@ func (p *parser) rule(n *yaml.Node, index int) {
 			p.list(n, "hosts", maxTargets, r.target)
 		}
 	}
-	p.mapping(n, "rule", map[string]func(*yaml.Node){
+	fields := p.common(&r)
+	fields["allow"] = targets(false)
+	fields["deny"] = targets(true)
+	fields["ports"] = func(n *yaml.Node) { p.list(n, "ports", maxList, r.port) }
+	fields["protocol"] = func(n *yaml.Node) { p.list(n, "protocol", 2, r.protocol) }
+	p.mapping(n, "rule", fields)
+	if n.Kind != yaml.MappingNode {
+		return
+	}
+	if actions != 1 {
+		p.fail(n, "a rule has either allow or deny")
+	}
+	p.checkRequests(n, &r)
+	p.hostRule(n, &r)
+	r.defaults()
+	if r.inspect && !r.deny && slices.Contains(r.protocols, UDP) {
+		p.fail(n, "requests over udp are not inspected")
+	}
+	p.rules = append(p.rules, r)
+}
+
+// common returns the readers of the keys that rules and services share.
+func (p *parser) common(r *rule) map[string]func(*yaml.Node) {
+	return map[string]func(*yaml.Node){
 		"name": func(n *yaml.Node) {
 			if n.Kind != yaml.ScalarNode || n.Value == "" || len(n.Value) > 100 || strings.ContainsFunc(n.Value, control) {
 				p.fail(n, "name is no line of 1 to 100 bytes")
@@ -238,10 +279,6 @@ func (p *parser) rule(n *yaml.Node, index int) {
 				r.name = n.Value
 			}
 		},
-		"allow":    targets(false),
-		"deny":     targets(true),
-		"ports":    func(n *yaml.Node) { p.list(n, "ports", maxList, r.port) },
-		"protocol": func(n *yaml.Node) { p.list(n, "protocol", 2, r.protocol) },
 		"inspect": func(n *yaml.Node) {
 			if err := n.Decode(&r.inspect); err != nil || n.Tag != "!!bool" {
 				p.fail(n, "inspect is neither true nor false")
@@ -249,21 +286,13 @@ func (p *parser) rule(n *yaml.Node, index int) {
 		},
 		"methods": func(n *yaml.Node) { p.list(n, "methods", maxList, r.method) },
 		"paths":   func(n *yaml.Node) { p.list(n, "paths", maxList, r.path) },
-	})
-	if n.Kind != yaml.MappingNode {
-		return
 	}
-	if actions != 1 {
-		p.fail(n, "a rule has either allow or deny")
-	}
+}
+
+func (p *parser) checkRequests(n *yaml.Node, r *rule) {
 	if (len(r.methods) > 0 || len(r.paths) > 0) && !r.inspect {
 		p.fail(n, "methods and paths are seen where requests are read only; add inspect: true")
 	}
-	r.defaults()
-	if r.inspect && !r.deny && slices.Contains(r.protocols, UDP) {
-		p.fail(n, "requests over udp are not inspected")
-	}
-	p.rules = append(p.rules, r)
 }
 
 func control(c rune) bool { return c < ' ' || c == 0x7f || c == '\uFFFD' }
@@ -315,6 +344,9 @@ func (r *rule) prefix(prefix netip.Prefix, s string) error {
 		return fmt.Errorf("address %q stands for an IPv4 address; write that", s)
 	case prefix != prefix.Masked():
 		return fmt.Errorf("CIDR %q has bits beyond its length; write %s", s, prefix.Masked())
+	}
+	if !r.deny && prefix == netip.PrefixFrom(HostAddress, HostAddress.BitLen()) {
+		return fmt.Errorf("%s is the address of %s; write that name", s, HostName)
 	}
 	if !r.deny && closed(prefix) {
 		_, name := classify(addr)

@@ -58,6 +58,8 @@ func FuzzParse(f *testing.F) {
 		"version: 1\nrules: [{allow: [example.com, '*.a.test', 10.0.0.0/8], ports: [443, 1-2, any], protocol: [tcp, udp]}, {deny: '*'}]",
 		"version: 1\npresets: [pypi, github-read]",
 		"version: 1\nrules: [{allow: a.test, inspect: true, methods: [GET], paths: [/a/*, /*/b]}]",
+		"version: 1\nservices: [{name: s, port: 80, to: 'unix:/run/s', inspect: true, methods: GET}, {port: 81, to: '[::1]:1'}]",
+		"version: 1\nrules: [{allow: host.sandboxd.internal, ports: 80}]",
 		`{"version": 1, "rules": []}`, "&a [*a]", "version: 1\n<<: {rules: []}",
 	} {
 		f.Add([]byte(s))
@@ -69,6 +71,11 @@ func FuzzParse(f *testing.F) {
 		}
 		if e, wider, _ := Widens(p, p); wider {
 			t.Errorf("the policy is wider than itself: %s", e)
+		}
+		for _, s := range p.Services() {
+			if s.Socket == "" && !s.Address.Addr().IsLoopback() {
+				t.Errorf("a service at %s", s.Target())
+			}
 		}
 		for _, s := range []string{"127.0.0.1", "::1", "0.0.0.0", "224.0.0.1", "::ffff:127.0.0.1"} {
 			if v := p.Connect(Flow{TCP, Name{"example.com"}, netip.MustParseAddr(s), 443}); v.Allow {
@@ -122,8 +129,8 @@ func pick(r *rand.Rand, of ...string) string { return of[r.IntN(len(of))] }
 func randomFlow(r *rand.Rand) Flow {
 	return Flow{
 		Protocol: Protocol(pick(r, "tcp", "udp")),
-		Name:     Name{pick(r, "", "test", "a.test", "b.a.test", "c.b.a.test", "other")},
-		Addr:     netip.MustParseAddr(pick(r, "1.1.1.1", "9.1.1.1", "9.200.1.1", "10.1.1.1", "10.200.0.1", "169.254.169.254", "2606:4700::1111")),
+		Name:     Name{pick(r, "", "test", "a.test", "b.a.test", "c.b.a.test", "other", HostName)},
+		Addr:     netip.MustParseAddr(pick(r, "1.1.1.1", "9.1.1.1", "9.200.1.1", "10.1.1.1", "10.200.0.1", "169.254.169.254", "2606:4700::1111", "192.0.2.2")),
 		Port:     uint16(r.IntN(4) + 1),
 	}
 }
@@ -134,12 +141,12 @@ func randomPolicy(r *rand.Rand) *Policy {
 		one := rule{name: "r", deny: r.IntN(3) == 0, inspect: r.IntN(2) == 0}
 		for range r.IntN(2) + 1 {
 			if r.IntN(3) > 0 {
-				one.patterns = append(one.patterns, pattern{pick(r, "test", "a.test", "b.a.test", ""), true})
+				one.patterns = append(one.patterns, pattern{pick(r, "test", "a.test", "b.a.test", "", HostName), true})
 				if last := &one.patterns[len(one.patterns)-1]; last.name != "" {
 					last.wildcard = r.IntN(2) == 0
 				}
 			} else {
-				one.prefixes = append(one.prefixes, netip.MustParsePrefix(pick(r, "9.0.0.0/8", "9.128.0.0/9", "10.0.0.0/8", "10.128.0.0/9", "0.0.0.0/0", "169.254.169.254/32", "::/0")))
+				one.prefixes = append(one.prefixes, netip.MustParsePrefix(pick(r, "9.0.0.0/8", "9.128.0.0/9", "10.0.0.0/8", "10.128.0.0/9", "0.0.0.0/0", "169.254.169.254/32", "192.0.2.2/31", "::/0")))
 			}
 		}
 		if r.IntN(2) == 0 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"go.yaml.in/yaml/v3"
@@ -40,11 +41,34 @@ var presets = sync.OnceValue(func() map[string]*Policy {
 // Presets returns the names of the built-in rule sets, sorted.
 func Presets() []string { return slices.Sorted(maps.Keys(presets())) }
 
+// Public returns the policy of the mode full, which is also a preset: every name and every address
+// that is public, on every port of TCP. Special-purpose addresses are refused as ever.
+func Public() *Policy { return presets()["public"] }
+
+// Named returns a document that consists of the built-in rule sets in a list with commas between
+// them, such as "pypi,github-read".
+func Named(list string) ([]byte, error) {
+	names := strings.Split(list, ",")
+	for i, name := range names {
+		switch {
+		case !slices.Contains(Presets(), name):
+			return nil, noPreset(name)
+		case slices.Contains(names[:i], name):
+			return nil, fmt.Errorf("the preset %s is named twice", name)
+		}
+	}
+	return fmt.Appendf(nil, "version: %d\npresets: [%s]\n", Version, strings.Join(names, ", ")), nil
+}
+
+func noPreset(name string) error {
+	return fmt.Errorf("no preset %q; there are %s", name, strings.Join(Presets(), ", "))
+}
+
 // Preset returns the policy that consists of one built-in rule set.
 func Preset(name string) (*Policy, error) {
 	p, ok := presets()[name]
 	if !ok {
-		return nil, fmt.Errorf("no preset %q", name)
+		return nil, noPreset(name)
 	}
 	return p, nil
 }

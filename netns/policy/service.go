@@ -1,0 +1,164 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// HostName is the name of the host's own services. Only rules and services that have exactly this
+// name open it: no suffix, no "*" and no CIDR does.
+const HostName = "host.sandboxd.internal"
+
+// HostAddress is the one address that [HostName] has inside, on every host. It is of a range for
+// documentation (RFC 5737), beside netns.Address4 and netns.Nameserver, and hides no server.
+// The gateway never asks the host's resolver for the name and never dials the address: it connects
+// to the [Service] of the port.
+var HostAddress = netip.MustParseAddr("192.0.2.2")
+
+// maxSocket is the longest path of a Unix socket: sun_path without its NUL.
+const maxSocket = 107
+
+// Service is a server of the host itself that a policy opens, as a port of [HostName]. A document
+// is not enough to reach it: the daemon checks that its author may name it.
+type Service struct {
+	// Rule is the name of the first rule that opens the service.
+	Rule string
+	Port uint16
+	// Address is on the host's loopback; the zero AddrPort if Socket is set.
+	Address netip.AddrPort
+	// Socket is the absolute path of a Unix socket.
+	Socket string
+}
+
+// Target returns the service as documents name it: an address and port, or unix: and a path.
+func (s Service) Target() string {
+	if s.Socket != "" {
+		return "unix:" + s.Socket
+	}
+	return s.Address.String()
+}
+
+// Services returns the host's services that the document names, by port. Those that other rules
+// deny are among them.
+func (p *Policy) Services() []Service { return slices.Clone(p.services) }
+
+// Service returns where a connection to a port of [HostName] leads. It is false for a port that
+// the policy does not open, or denies as a whole.
+func (p *Policy) Service(port uint16) (Service, bool) {
+	s, ok := p.service(port)
+	return s, ok && p.Connect(Flow{TCP, Name{HostName}, HostAddress, port}).Allow
+}
+
+func (p *Policy) service(port uint16) (Service, bool) {
+	i, ok := slices.BinarySearchFunc(p.services, port, func(s Service, port uint16) int { return int(s.Port) - int(port) })
+	if !ok {
+		return Service{}, false
+	}
+	return p.services[i], true
+}
+
+// service reads an entry of services, which is also a rule that allows its port.
+func (p *parser) service(n *yaml.Node, index int) {
+	r := rule{
+		name: fmt.Sprintf("services[%d]", index), at: Position{n.Line, n.Column},
+		patterns: []pattern{{name: HostName}}, protocols: []Protocol{TCP},
+	}
+	var s Service
+	to := false
+	fields := p.common(&r)
+	fields["port"] = func(n *yaml.Node) {
+		p.list(n, "port", 1, r.port)
+		if len(r.ports) == 1 && r.ports[0].first != r.ports[0].last {
+			p.fail(n, "port: a service has a single one")
+		}
+	}
+	fields["to"] = func(n *yaml.Node) {
+		to = true
+		p.list(n, "to", 1, s.target)
+	}
+	p.mapping(n, "service", fields)
+	if n.Kind != yaml.MappingNode {
+		return
+	}
+	if !to {
+		p.fail(n, "a service has to: an address of the host's loopback with its port, or unix: with the path of a socket")
+	}
+	p.checkRequests(n, &r)
+	if len(r.ports) != 1 {
+		p.fail(n, "a service has a port")
+		return
+	}
+	s.Rule, s.Port = r.name, r.ports[0].first
+	for _, other := range p.services {
+		if other.Port == s.Port {
+			p.fail(n, "port %d is that of %s already", s.Port, other.Rule)
+		}
+	}
+	p.services = append(p.services, s)
+	p.rules = append(p.rules, r)
+}
+
+// target reads where a service is. A port forwarded to another machine would be a connection that
+// no rule was asked about, so addresses are those of loopback only.
+func (s *Service) target(n *yaml.Node) error {
+	if file, ok := strings.CutPrefix(n.Value, "unix:"); ok {
+		switch {
+		case !path.IsAbs(file), path.Clean(file) != file, file == "/", strings.ContainsFunc(file, control):
+			return fmt.Errorf("%q is no absolute path of a socket without . and ..", file)
+		case len(file) > maxSocket:
+			return fmt.Errorf("the path of a socket has %d bytes, more than %d", len(file), maxSocket)
+		}
+		s.Socket = file
+		return nil
+	}
+	address, err := netip.ParseAddrPort(n.Value)
+	if err != nil || !address.Addr().IsLoopback() || address.Addr().Is4In6() || address.Addr().Zone() != "" || address.Port() == 0 {
+		return fmt.Errorf("%q is neither an address of the host's loopback with a port, such as 127.0.0.1:8080, nor unix: with a path", n.Value)
+	}
+	s.Address = address
+	return nil
+}
+
+// hostRule keeps the ports of a rule that allows [HostName], before defaults are filled in.
+func (p *parser) hostRule(n *yaml.Node, r *rule) {
+	if r.deny || !slices.Contains(r.patterns, pattern{name: HostName}) {
+		return
+	}
+	single := func(p portRange) bool { return p.first == p.last }
+	switch {
+	case len(r.ports) == 0:
+		p.fail(n, "a rule for %s has ports: each opens the same port of the host's loopback", HostName)
+	case slices.ContainsFunc(r.ports, func(p portRange) bool { return !single(p) }):
+		p.fail(n, "the ports of %s are listed one by one", HostName)
+	case slices.Contains(r.protocols, UDP):
+		p.fail(n, "%s is reached over tcp only", HostName)
+	default:
+		for _, port := range r.ports {
+			p.opened = append(p.opened, Service{Rule: r.name, Port: port.first, Address: netip.AddrPortFrom(loopback, port.first)})
+		}
+		p.openedAt = append(p.openedAt, slices.Repeat([]*yaml.Node{n}, len(r.ports))...)
+	}
+}
+
+var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+// allServices joins the services of rules to those that are listed as services, sorted by port.
+func (p *parser) allServices() []Service {
+	all := slices.Clone(p.services)
+	for i, s := range p.opened {
+		same := slices.IndexFunc(all, func(other Service) bool { return other.Port == s.Port })
+		switch {
+		case same < 0:
+			all = append(all, s)
+		case same < len(p.services):
+			p.fail(p.openedAt[i], "port %d of %s is that of %s already; write inspect, methods and paths there", s.Port, HostName, all[same].Rule)
+		}
+	}
+	slices.SortFunc(all, func(a, b Service) int { return int(a.Port) - int(b.Port) })
+	return all
+}
