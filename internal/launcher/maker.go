@@ -130,6 +130,9 @@ func restrictMaker(exe int) (err error) {
 	if err := dropCapabilities(makerCapabilities); err != nil {
 		return err
 	}
+	if err := dropInheritable(); err != nil {
+		return err
+	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("set no_new_privs: %w", err)
 	}
@@ -157,6 +160,21 @@ func restrictMaker(exe int) (err error) {
 		return fmt.Errorf("allow own executable in Landlock: %w", err)
 	}
 	return rules.RestrictThread()
+}
+
+// dropInheritable takes the inheritable and ambient capabilities from the calling thread. The
+// launcher has some of its start, and the bounding set does not limit what they give to a program.
+func dropInheritable() error {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	data[0].Inheritable, data[1].Inheritable = 0, 0
+	if err := unix.Capset(&hdr, &data[0]); err != nil { // ambient ones are inheritable too
+		return fmt.Errorf("drop inheritable capabilities: %w", err)
+	}
+	return nil
 }
 
 // MakerMain is the second stage: it makes a namespace for each request, until the launcher's end of
