@@ -279,6 +279,38 @@ func within(sent, got []byte) bool {
 
 func zero(data []byte) bool { return !slices.ContainsFunc(data, func(b byte) bool { return b != 0 }) }
 
+// Verify reports whether the files are a network namespace and three sockets in it like those of
+// [Make]. It is for files that come from another process, whose network namespace and user
+// namespace are the caller's. It does not look at rules.
+func (n *Namespace) Verify() error {
+	kind, err := unix.IoctlRetInt(int(n.NS.Fd()), unix.NS_GET_NSTYPE)
+	if err != nil {
+		return fmt.Errorf("verify network namespace: ask for its kind: %w", err)
+	}
+	if kind != unix.CLONE_NEWNET {
+		return fmt.Errorf("verify network namespace: its kind is %#x", kind)
+	}
+	var its, ours unix.Stat_t
+	if err := errors.Join(unix.Fstat(int(n.NS.Fd()), &its), unix.Stat("/proc/thread-self/ns/net", &ours)); err != nil {
+		return fmt.Errorf("verify network namespace: %w", err)
+	}
+	if its.Ino == ours.Ino && its.Dev == ours.Dev {
+		return errors.New("verify network namespace: it is our own")
+	}
+	owner, err := unix.IoctlRetInt(int(n.NS.Fd()), unix.NS_GET_USERNS)
+	if err != nil {
+		return fmt.Errorf("verify network namespace: ask for its owner: %w", err)
+	}
+	err = errors.Join(unix.Fstat(owner, &its), unix.Close(owner), unix.Stat("/proc/self/ns/user", &ours))
+	if err != nil {
+		return fmt.Errorf("verify network namespace: %w", err)
+	}
+	if its.Ino != ours.Ino || its.Dev != ours.Dev {
+		return errors.New("verify network namespace: it belongs to another user namespace")
+	}
+	return n.verifySockets()
+}
+
 // verifySockets asks the kernel for everything that the sockets' users rely on.
 func (n *Namespace) verifySockets() error {
 	var ns unix.Stat_t

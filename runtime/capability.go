@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"time"
@@ -92,6 +93,31 @@ type DescriptorStore interface {
 type DescriptorSet struct {
 	Sandbox, Name string // at most 32 bytes each
 	Files         []*os.File
+}
+
+// Networker is the ability to run sandboxes with a network ([Spec.Network]). Each start of a
+// sandbox makes new sockets. Both methods fail with ErrNotFound for a sandbox that does not run,
+// and with ErrNoNetwork for one that has no network.
+type Networker interface {
+	// NetworkSockets returns copies of the sockets at which the sandbox's connections end. A daemon
+	// asks again for those of the sandboxes that it adopts.
+	NetworkSockets(ctx context.Context, id string) (*NetworkSockets, error)
+	// NetworkSocket makes a socket inside the sandbox's namespace, of network "tcp" or "udp", for one
+	// netns.Connect to a server there. The caller closes it.
+	NetworkSocket(ctx context.Context, id, network string) (*os.File, error)
+}
+
+// NetworkSockets are the host's side of a sandbox's network; package netns says what each receives.
+// The caller closes them.
+type NetworkSockets struct {
+	Stream *os.File // listens for TCP to all ports but 53
+	DNS    *os.File // receives UDP to port 53
+	DNSTCP *os.File // listens for TCP to port 53
+}
+
+// Close closes the caller's copies. The sandbox keeps its network.
+func (n *NetworkSockets) Close() error {
+	return errors.Join(n.Stream.Close(), n.DNS.Close(), n.DNSTCP.Close())
 }
 
 // Describer is the ability of an engine to describe itself. Without it `sandboxd info` shows

@@ -28,6 +28,7 @@ type Request struct {
 	Profile     Profile
 	Defaults    api.Limits // of the profile: wishes, left out where the host cannot enforce them
 	Limits      api.Limits // asked for: enforced or an error
+	Network     api.Network
 	Timeout     time.Duration
 	IdleTimeout time.Duration
 	Ports       []api.PortMapping // published by the caller
@@ -52,8 +53,13 @@ func (r *Request) spec(id, name string, deadline time.Time) *Spec {
 		Limits:   r.Limits.WithDefaults(r.Defaults),
 		Explicit: r.Limits,
 		Deadline: deadline,
+		Network:  hasNetwork(&r.Network),
 	}
 }
+
+// hasNetwork reports whether a sandbox's namespace has a way out. Requests and records without a
+// mode have none.
+func hasNetwork(n *api.Network) bool { return n.Mode != "" && n.Mode != api.NetworkNone }
 
 // idAlphabet leaves out what people mistake for one another; 32 letters make five bits each.
 const idAlphabet = "abcdefghjkmnpqrstuvwxyz023456789"

@@ -26,6 +26,7 @@ var (
 	ErrRootfs        = errors.New("rootfs is not usable")            // the image is to blame: a path that must be a directory is none
 	ErrUnavailable   = errors.New("engine unavailable")              // the launcher is gone or stopping
 	ErrInUse         = errors.New("more than the new limit is in use")
+	ErrNoNetwork     = errors.New("sandbox has no network")
 	ErrProcesses     = errors.New("no more processes can be had") // for the daemon's user, all sandboxes together, or one of them
 )
 
@@ -45,6 +46,9 @@ type Spec struct {
 	IODevice cgroup.Device `json:"io_device,omitzero"`
 	// Deadline ends the sandbox even if no daemon is running then.
 	Deadline time.Time `json:"deadline"`
+	// Network gives the sandbox a network namespace whose connections end at the sockets of
+	// [Networker.NetworkSockets]. An engine that cannot make one fails with ErrUnenforceable.
+	Network bool `json:"network,omitempty"`
 	// Fresh has Start discard the sandbox's own files, if there are any.
 	Fresh bool `json:"fresh,omitempty"`
 }

@@ -64,6 +64,7 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	started, err := s.engine.Start(making, &Spec{
 		ID: rec.ID, Rootfs: rec.Rootfs, Hostname: rec.Name, Profile: req.Profile,
 		Limits: rec.Limits, Explicit: rec.Explicit.Matching(&rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline, Fresh: rec.Fresh,
+		Network: hasNetwork(&rec.Network),
 	}, control)
 	cerr := control.Close()          // init alone holds it, see create
 	if errors.Is(err, ErrNotFound) { // the sandbox exists; its layers do not

@@ -42,6 +42,10 @@ func main() {
 		err = launcher.DiffConfine(arg())
 	case "diff-confined":
 		err = launcher.DiffMain(arg(), libct.LoadFilter)
+	case "network":
+		err = launcher.MakerConfine()
+	case "network-confined":
+		err = launcher.MakerMain(libct.LoadFilter)
 	case "stage1":
 		err = launcher.Stage1()
 	case "stage2":
@@ -96,9 +100,11 @@ func open(setup *launcher.Setup, first []*os.File) (*launcher.Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	networks := launcher.OpenNetworks(log)
 	engine, err := libct.Open(libct.Host{
 		IDs: setup.IDs, Single: setup.Single, Cgroup: setup.Cgroup != "", Controllers: setup.Controllers, Missing: setup.Missing, Pids: setup.Pids,
-	}, ranges)
+	}, ranges, networks)
 	if err != nil {
 		return nil, err
 	}
@@ -115,10 +121,11 @@ func open(setup *launcher.Setup, first []*os.File) (*launcher.Server, error) {
 		return nil, err
 	}
 	return &launcher.Server{
-		Engine: engine,
-		Layers: layers,
-		Ranges: ranges,
-		Info:   launcher.Info{Version: setup.Version, Enforced: enforced},
-		Log:    slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Engine:   engine,
+		Layers:   layers,
+		Ranges:   ranges,
+		Networks: networks,
+		Info:     launcher.Info{Version: setup.Version, Enforced: enforced},
+		Log:      log,
 	}, nil
 }

@@ -47,6 +47,7 @@ var (
 	_ runtime.Engine          = (*Client)(nil)
 	_ runtime.Differ          = (*Client)(nil)
 	_ runtime.DescriptorStore = (*Client)(nil)
+	_ runtime.Networker       = (*Client)(nil)
 	_ runtime.Describer       = (*Client)(nil)
 	_ runtime.Shutdowner      = (*Client)(nil)
 )
@@ -214,7 +215,7 @@ func exchange(ctx context.Context, conn *net.UnixConn, req *request, files ...*o
 		closeAll(got)
 		return &resp, nil, err
 	}
-	want := len(resp.Started)
+	want := len(resp.Started) + max(resp.Sockets, 0)
 	if resp.Info != nil {
 		want++ // the launcher's own pidfd
 	}
@@ -416,6 +417,33 @@ func (c *Client) StoredDescriptors(ctx context.Context) ([]runtime.DescriptorSet
 func (c *Client) DropDescriptors(ctx context.Context, sandbox, name string) error {
 	_, err := c.ask(ctx, &request{Op: opDrop, Set: wireSet{Sandbox: sandbox, Name: name}})
 	return err
+}
+
+// NetworkSockets implements [runtime.Networker].
+func (c *Client) NetworkSockets(ctx context.Context, id string) (*runtime.NetworkSockets, error) {
+	files, err := c.sockets(ctx, &request{Op: opNetwork, ID: id}, 3)
+	if err != nil {
+		return nil, err
+	}
+	return &runtime.NetworkSockets{Stream: files[0], DNS: files[1], DNSTCP: files[2]}, nil
+}
+
+// NetworkSocket implements [runtime.Networker].
+func (c *Client) NetworkSocket(ctx context.Context, id, network string) (*os.File, error) {
+	files, err := c.sockets(ctx, &request{Op: opSocket, ID: id, Socket: network}, 1)
+	if err != nil {
+		return nil, err
+	}
+	return files[0], nil
+}
+
+func (c *Client) sockets(ctx context.Context, req *request, want int) ([]*os.File, error) {
+	_, files, err := c.call(ctx, req)
+	if err == nil && len(files) != want {
+		closeAll(files)
+		err = fmt.Errorf("launcher %s: %d descriptors, not %d", req.Op, len(files), want)
+	}
+	return files, err
 }
 
 // Describe implements [runtime.Describer].

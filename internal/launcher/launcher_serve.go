@@ -42,8 +42,10 @@ type Server struct {
 	Engine engine
 	Layers *Layers
 	Ranges *Ranges
-	Info   Info
-	Log    *slog.Logger
+	// Networks tells whether sandboxes can have one, for Info; nil if they can.
+	Networks *Networks
+	Info     Info
+	Log      *slog.Logger
 
 	descriptors descriptorStore
 	listener    *net.UnixListener
@@ -281,7 +283,7 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	case opInfo:
 		var fd int
 		if fd, err = unix.PidfdOpen(os.Getpid(), 0); err == nil {
-			resp.Info = &s.Info
+			resp.Info = s.info(ctx)
 			return resp, []*os.File{os.NewFile(uintptr(fd), "pidfd")}
 		}
 		err = fmt.Errorf("launcher info: open own pidfd: %w", err)
@@ -329,6 +331,12 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	case opWithdraw:
 		var out []*os.File
 		if resp.Sets, out, resp.More, err = s.descriptors.page(req.Set); err == nil {
+			return resp, out
+		}
+	case opNetwork, opSocket:
+		var out []*os.File
+		if out, err = s.sockets(ctx, req); err == nil {
+			resp.Sockets = len(out)
 			return resp, out
 		}
 	case opDrop:
@@ -392,6 +400,34 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		out = append(out, st.Pidfd)
 	}
 	return resp, out
+}
+
+// info returns the description of the launcher.
+func (s *Server) info(ctx context.Context) *Info {
+	i := s.Info
+	if s.Networks != nil {
+		if err := s.Networks.Missing(ctx); err != nil {
+			i.Enforced.Missing = append(slices.Clone(i.Enforced.Missing), err.Error())
+		}
+	}
+	return &i
+}
+
+// sockets answers a request about the network of a sandbox.
+func (s *Server) sockets(ctx context.Context, req *request) ([]*os.File, error) {
+	n, ok := runtime.As[runtime.Networker](s.Engine)
+	if !ok {
+		return nil, fmt.Errorf("launcher %s: this engine has no networks: %w", req.Op, runtime.ErrUnavailable)
+	}
+	if req.Op == opSocket {
+		f, err := n.NetworkSocket(ctx, req.ID, req.Socket)
+		return []*os.File{f}, err
+	}
+	all, err := n.NetworkSockets(ctx, req.ID)
+	if err != nil {
+		return nil, err
+	}
+	return []*os.File{all.Stream, all.DNS, all.DNSTCP}, nil
 }
 
 // attach keeps a session until its daemon is gone.

@@ -49,13 +49,15 @@ const (
 	opWithdraw    op = "withdraw"
 	opDrop        op = "drop"
 	opRange       op = "range"
+	opNetwork     op = "network"
+	opSocket      op = "network-socket"
 	opShutdown    op = "shutdown"
 )
 
 // request is the only message of the daemon on a connection.
 type request struct {
 	Op     op                  `json:"op"`
-	ID     string              `json:"id,omitempty"`     // stop, pause, resume, kill, delete, update, stats, oom-kills
+	ID     string              `json:"id,omitempty"`     // stop, pause, resume, kill, delete, update, stats, oom-kills, network, network-socket
 	After  string              `json:"after,omitempty"`  // list: last id of the answer before
 	Spec   *runtime.Spec       `json:"spec,omitempty"`   // create, start; with the control socket
 	Grace  time.Duration       `json:"grace,omitempty"`  // stop
@@ -65,6 +67,7 @@ type request struct {
 	Layer  string              `json:"layer,omitempty"`  // remove-layer: a chain id
 	Snap   *snapshotRequest    `json:"snap,omitempty"`   // snapshot
 	Range  int                 `json:"range,omitempty"`  // range: its number; with its mounts
+	Socket string              `json:"socket,omitempty"` // network-socket: "tcp" or "udp"
 	// Set names the set to store, with its descriptors, or to drop; for withdraw the last one of the
 	// answer before.
 	Set wireSet `json:"deposit,omitzero"`
@@ -93,6 +96,8 @@ type response struct {
 	Frozen bool           `json:"frozen,omitempty"`   // snapshot: the sandbox stood still while it was read
 	Sets   []wireSet      `json:"deposits,omitempty"` // withdraw; with their descriptors, in this order
 	Range  int            `json:"range,omitempty"`    // create, start: number of the range that is wanted first
+	// Sockets is the number of descriptors of network and network-socket.
+	Sockets int `json:"sockets,omitempty"`
 }
 
 type wireStarted struct {
@@ -162,6 +167,7 @@ var classes = []struct {
 	{"rootfs", runtime.ErrRootfs},
 	{"in-use", runtime.ErrInUse},
 	{"processes", runtime.ErrProcesses},
+	{"no-network", runtime.ErrNoNetwork},
 	{"too-many", runtime.ErrTooMany},
 	{"wants-range", errWantsRange},
 	{"layer-invalid", layer.ErrInvalid},

@@ -122,6 +122,9 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 		Cgroups:      cgroupConfig(spec, host),
 		Version:      "1.3.0",
 	}
+	if spec.Network {
+		withNetwork(c)
+	}
 	for _, r := range host.IDs {
 		m := configs.IDMap{ContainerID: int64(r.Inside), HostID: int64(r.Outside), Size: int64(r.Size)}
 		c.UIDMappings = append(c.UIDMappings, m)

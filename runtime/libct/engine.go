@@ -57,18 +57,22 @@ const updateTimeout = 15 * time.Second
 
 // Engine implements runtime.Engine in the launcher.
 type Engine struct {
-	host    Host
-	ranges  *launcher.Ranges
-	freezer *launcher.Freezer
-	filters filters
-	ended   closer // mount namespaces of deleted sandboxes
+	host     Host
+	ranges   *launcher.Ranges
+	networks *launcher.Networks
+	freezer  *launcher.Freezer
+	filters  filters
+	ended    closer // mount namespaces of deleted sandboxes
 
 	mu        sync.Mutex
 	closed    bool
 	sandboxes map[string]*instance
 }
 
-var _ runtime.Engine = (*Engine)(nil)
+var (
+	_ runtime.Engine    = (*Engine)(nil)
+	_ runtime.Networker = (*Engine)(nil)
+)
 
 type instance struct {
 	ready     chan struct{}           // closed when its creation has ended, well or not; what follows is valid then
@@ -79,14 +83,15 @@ type instance struct {
 	update    sync.Mutex // held by the one that changes what follows, which Engine.mu guards besides
 	spec      runtime.Spec
 	enforced  api.Enforced
-	paused    *pause     // nil while it runs
-	pausing   sync.Mutex // held by the one that pauses or resumes it
+	network   *launcher.Network // nil if it has none
+	paused    *pause            // nil while it runs
+	pausing   sync.Mutex        // held by the one that pauses or resumes it
 	deadline  *time.Timer
 	ended     chan struct{} // closed when the init has been reaped, and with it everything in its PID namespace
 }
 
 // Open returns the engine, or an error if the host cannot hold the engine's promises.
-func Open(host Host, ranges *launcher.Ranges) (*Engine, error) {
+func Open(host Host, ranges *launcher.Ranges, networks *launcher.Networks) (*Engine, error) {
 	if !seccomp.Enabled {
 		return nil, errors.New("this launcher was built without seccomp (build tag seccomp): it must not run anything")
 	}
@@ -116,7 +121,7 @@ func Open(host Host, ranges *launcher.Ranges) (*Engine, error) {
 	if err := host.boundAll(); err != nil {
 		return nil, fmt.Errorf("bound what all sandboxes have together: %w", err)
 	}
-	e := &Engine{host: host, ranges: ranges, freezer: launcher.NewFreezer(), sandboxes: make(map[string]*instance)}
+	e := &Engine{host: host, ranges: ranges, networks: networks, freezer: launcher.NewFreezer(), sandboxes: make(map[string]*instance)}
 	if host.Cgroup {
 		// Our own is a child like the sandboxes' will be.
 		files, err := os.ReadDir(filepath.Join(launcher.CgroupDir, "launcher"))
@@ -386,6 +391,15 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	if err != nil {
 		return nil, fmt.Errorf("prepare rootfs: %w", err)
 	}
+	var network *launcher.Network
+	var sysfs *os.File
+	if spec.Network {
+		if network, sysfs, err = e.takeNetwork(ctx, p, dir); err != nil {
+			return nil, err
+		}
+		undo = append(undo, network.Close)
+		defer sysfs.Close() // only a handle
+	}
 	mounts, err := p.lease.Mounts()
 	if err != nil {
 		return nil, err
@@ -393,7 +407,16 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	if mounts != nil {
 		defer mounts.Close() // only a handle
 	}
-	plan, err := memfile("rootfs", planRoot(spec, &e.host, p.config, overlays))
+	root := planRoot(spec, &e.host, p.config, overlays)
+	inherited := []*os.File{control, nil, nil} // descriptors 3, 4 and fdFilter
+	if mounts != nil {
+		inherited = append(inherited, mounts) // fdRange
+	}
+	if sysfs != nil {
+		root.Sysfs = 3 + len(inherited)
+		inherited = append(inherited, sysfs)
+	}
+	plan, err := memfile("rootfs", root)
 	if err != nil {
 		return nil, err
 	}
@@ -425,6 +448,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 		return nil, err
 	}
 	defer channel.close()
+	inherited[1], inherited[2] = plan, channel.init
 	container, err := libcontainer.Create(launcher.StateDir, spec.ID, p.config)
 	if err != nil {
 		return nil, err
@@ -436,10 +460,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 		Cwd:        "/",
 		Init:       true,
 		Stderr:     complaints,
-		ExtraFiles: []*os.File{control, plan, channel.init}, // descriptors 3, 4 and fdFilter
-	}
-	if mounts != nil {
-		process.ExtraFiles = append(process.ExtraFiles, mounts) // fdRange
+		ExtraFiles: inherited,
 	}
 	if err := slackened(func() error { return container.Run(process) }); err != nil {
 		reapStage(err)
@@ -456,6 +477,9 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	go func() {
 		_, _ = process.Wait() // how the init ended says nothing: it runs until it is killed
 		p.lease.Release()     // the kernel has ended all others of its PID namespace before
+		if network != nil {
+			network.Close()
+		}
 		close(in.ended)
 	}()
 	undo = append(undo, func() { _ = unix.Kill(pid, unix.SIGKILL); <-in.ended })
@@ -477,7 +501,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 
 	e.mu.Lock()
 	in.container, in.pid, in.pidfd, in.started = container, pid, pidfd, time.Now()
-	in.spec, in.enforced = *spec, p.enforced
+	in.spec, in.enforced, in.network = *spec, p.enforced, network
 	in.spec.Rootfs, in.spec.Profile.Seccomp = rootfs.Source{}, nil // a filter is large, and nothing asks for it again
 	e.schedule(in, spec.ID, spec.Deadline)
 	e.mu.Unlock()
@@ -517,11 +541,17 @@ func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement 
 // planRoot plans the mounts that Init makes.
 func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays []launcher.Overlay) *rootPlan {
 	plan := &rootPlan{Overlays: overlays, Own: host.Own, ReadOnly: spec.Profile.ReadOnlyRoot}
+	if spec.Network {
+		plan.Files, _ = networkFiles(filepath.Join(launcher.SandboxesDir, spec.ID), spec.Hostname)
+	}
 	plan.Ceilings = ofOne(host.given, spec.Limits.Memory, host.IPC && config.Namespaces.Contains(configs.NEWIPC))
 	if host.Own { // upper and work directories through the mounts of its range; lower ones are relative to the layers
 		for i := range plan.Overlays {
 			o := &plan.Overlays[i]
 			o.Upper, o.Work = filepath.Join(launcher.RangeDir, o.Upper), filepath.Join(launcher.RangeDir, o.Work)
+		}
+		for i := range plan.Files {
+			plan.Files[i].File = filepath.Join(launcher.RangeDir, plan.Files[i].File)
 		}
 	}
 	if plan.ReadOnly {
@@ -592,6 +622,11 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 				err = errors.Join(err, in.setHostname(before))
 			}
 		}()
+		if next.Network {
+			if err := e.writeNetworkFiles(filepath.Join(launcher.SandboxesDir, id), change.Hostname); err != nil {
+				return api.Enforced{}, fmt.Errorf("sandbox %s: %w", id, err)
+			}
+		}
 	}
 	if change.Limits != nil {
 		next.Limits, next.Explicit = *change.Limits, change.Explicit

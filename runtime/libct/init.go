@@ -61,6 +61,10 @@ type rootPlan struct {
 	// points.
 	ReadOnly bool     `json:"read_only,omitempty"`
 	Dirs     []string `json:"dirs,omitempty"`
+	// Sysfs is the descriptor of the sysfs of a sandbox with a network, and Files are put over names in
+	// /etc; zero and none without.
+	Sysfs int           `json:"sysfs,omitempty"`
+	Files []networkFile `json:"files,omitempty"`
 	// Ceilings are of the sandbox's user and IPC namespaces.
 	Ceilings []ceiling `json:"ceilings"`
 }
@@ -93,6 +97,11 @@ func prepareRootfs() error {
 			if err := checkTargets(); err != nil {
 				return err
 			}
+		}
+	}
+	if plan.Sysfs != 0 {
+		if err := attachNetwork(plan); err != nil {
+			return err
 		}
 	}
 	if err := unix.Chdir(launcher.RootfsDir); err != nil {

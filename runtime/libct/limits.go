@@ -41,6 +41,9 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 	case host.Own:
 		e.IDs = api.IDsOwn
 	}
+	if spec.Network {
+		e.Network = api.EnforcedGateway
+	}
 	var missing string
 	if e.Cores, missing = host.cores(spec.Profile.Seccomp); missing != "" {
 		e.Missing = append(e.Missing, missing)
