@@ -11,6 +11,10 @@ const (
 	TypeBytes   = "application/octet-stream" // file routes
 )
 
+// UpgradeTCP is the protocol of connections to ports of sandboxes: bytes as they are, with ends of
+// either direction.
+const UpgradeTCP = "tcp"
+
 // ExecRequest is the body of POST /v1/sandboxes/{id}/exec.
 type ExecRequest struct {
 	Argv  []string `json:"argv"`            // program and arguments, without a shell; a name without "/" is looked up in PATH of env

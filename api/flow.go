@@ -9,6 +9,7 @@ type FlowKind string
 const (
 	FlowConnection FlowKind = "connection" // a TCP connection, at its end or refusal
 	FlowRequest    FlowKind = "request"    // an HTTP request on one, at the end of its response or at its refusal
+	FlowRestart    FlowKind = "restart"    // the gateway was started again; connections before it were reset
 	FlowQuery      FlowKind = "query"      // a name that the host's resolver was asked for, or that was refused
 )
 

@@ -80,9 +80,10 @@ func (r *Request) fixed() Request {
 	f.ImageEnv, f.Env, f.Cwd, f.User = nil, nil, "", ""
 	f.Timeout, f.IdleTimeout = 0, 0
 	f.Command, f.TTY, f.StdinOpen = nil, false, false // the main process is started after the claim
-	f.Network.Policy = ""                             // the gateway's, which begins with the claim
-	if !hasNetwork(&f.Network) {
-		f.Network.Mode = ""
+	// Policy and budget are the gateway's, which begins with the claim, and so are ports.
+	f.Ports = nil
+	if f.Network = (api.Network{}); hasNetwork(&r.Network) {
+		f.Network.Mode = api.NetworkEgress
 	}
 	return f
 }

@@ -51,7 +51,7 @@ type Answer struct {
 }
 
 // Names are the values of path parameters in examples.
-var Names = map[string]string{"id": "work", "exec": "main", "snapshot": "base", "profile": "hardened", "run": "run-1"}
+var Names = map[string]string{"id": "work", "exec": "main", "snapshot": "base", "profile": "hardened", "run": "run-1", "port": "8000"}
 
 // parameters describes path parameters.
 var parameters = map[string]string{
@@ -60,6 +60,7 @@ var parameters = map[string]string{
 	"snapshot": "Id or name of a snapshot.",
 	"profile":  "Name of a profile.",
 	"run":      "Id of a hosted agent run.",
+	"port":     "Number of a TCP port.",
 }
 
 // wildcards returns the names of the path's parameters.

@@ -148,6 +148,13 @@ var Operations = []Operation{
 		})},
 	},
 	{
+		ID: "connectPort", Method: "POST", Path: "/v1/sandboxes/{id}/ports/{port}", Tag: "Sandboxes", Summary: "Connect to a port of a sandbox",
+		Detail: "With `Connection: Upgrade` and `Upgrade: tcp` the connection becomes one to a server that listens on the sandbox's loopback. Each direction ends for itself.\n\n" +
+			"A request of any method to `/v1/sandboxes/{id}/ports/{port}/PATH` is passed to an HTTP server there as one to `/PATH`, a WebSocket too. " +
+			"Its pages get an origin of their own, so that they cannot use this API.",
+		Answers: []Answer{{Status: 101, Detail: "The connection is one to the port."}},
+	},
+	{
 		ID: "processes", Method: "GET", Path: "/v1/sandboxes/{id}/processes", Tag: "Sandboxes", Summary: "List the processes of a sandbox",
 		Detail: "At most 4,096, as its init sees them, by pid.",
 		Answers: []Answer{ok(api.ProcessList{Processes: []api.Process{{

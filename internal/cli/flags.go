@@ -124,6 +124,7 @@ type sandboxFlags struct {
 	profile  string
 	network  cmdline.Network
 	egress   cmdline.Size
+	publish  []string
 	nofile   uint64
 	lifetime cmdline.Seconds
 	idle     cmdline.Seconds
@@ -140,6 +141,7 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.profile, "profile", "", "security `profile` (default \"default\")")
 	s.egress.Least = 1
 	f.Var(&s.network, "network", cmdline.NetworkUsage)
+	f.StringArrayVarP(&s.publish, "publish", "p", nil, "publish a port of the sandbox: `[[ADDRESS:]HOSTPORT:]PORT`, by default at 127.0.0.1; repeatable")
 	f.Var(&s.egress, "max-egress", "maximum bytes that leave over the network, such as 100m")
 	f.Uint64Var(&s.nofile, "nofile", 0, "maximum `number` of open files per process")
 	f.Var(&s.lifetime, "lifetime", "maximum lifetime of the sandbox (default: the daemon's)")
@@ -158,6 +160,9 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 	}
 	var err error
 	if req.Limits, err = s.limits(changed); err != nil {
+		return req, err
+	}
+	if req.Ports, err = parsePorts(s.publish); err != nil {
 		return req, err
 	}
 	if req.Network, err = s.network.With(&s.egress, "--max-egress"); err != nil {

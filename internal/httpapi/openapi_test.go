@@ -14,7 +14,7 @@ func TestOpenAPIHasEveryRoute(t *testing.T) {
 	}
 	for _, r := range routes {
 		name := r.method + " " + r.pattern
-		if !documented[name] {
+		if r.method != anyMethod && !documented[name] {
 			t.Errorf("%s is not in api/openapi", name)
 		}
 		delete(documented, name)

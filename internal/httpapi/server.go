@@ -161,6 +161,9 @@ type route struct {
 	handle          func(*Server, http.ResponseWriter, *http.Request) error
 }
 
+// anyMethod is the method of a route whose requests are another server's: OpenAPI cannot describe it.
+const anyMethod = ""
+
 // routes is the whole API.
 var routes = []route{
 	{"GET", "/healthz", anyone, (*Server).getHealth}, // reveals only that the daemon lives: for a supervisor under another uid
@@ -195,11 +198,7 @@ var routes = []route{
 	{"POST", "/v1/sandboxes/{id}/rollback", tenant, (*Server).postRollback},
 
 	{"POST", "/v1/sandboxes/{id}/ports/{port}", tenant, (*Server).postConnect},
-	{"GET", "/v1/sandboxes/{id}/ports/{port}/{path...}", tenant, (*Server).proxyPort},
-	{"POST", "/v1/sandboxes/{id}/ports/{port}/{path...}", tenant, (*Server).proxyPort},
-	{"PUT", "/v1/sandboxes/{id}/ports/{port}/{path...}", tenant, (*Server).proxyPort},
-	{"PATCH", "/v1/sandboxes/{id}/ports/{port}/{path...}", tenant, (*Server).proxyPort},
-	{"DELETE", "/v1/sandboxes/{id}/ports/{port}/{path...}", tenant, (*Server).proxyPort},
+	{anyMethod, "/v1/sandboxes/{id}/ports/{port}/{path...}", tenant, (*Server).proxyPort},
 
 	{"GET", "/v1/snapshots", tenant, (*Server).getSnapshots},
 	{"POST", "/v1/snapshots/import", tenant, (*Server).postSnapshotImport},
@@ -273,7 +272,7 @@ const (
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	for _, r := range routes {
-		mux.HandleFunc(r.method+" "+r.pattern, func(w http.ResponseWriter, req *http.Request) {
+		mux.HandleFunc(strings.TrimSpace(r.method+" "+r.pattern), func(w http.ResponseWriter, req *http.Request) {
 			if err := s.allowed(req.Context(), r.access); err != nil {
 				writeProblem(w, err)
 				return

@@ -11,6 +11,7 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/internal/agents"
+	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -58,6 +59,8 @@ var (
 	ErrState          = runtime.ErrState
 	ErrNotEnded       = runtime.ErrNotEnded
 	ErrInUse          = runtime.ErrInUse
+	ErrNoNetwork      = runtime.ErrNoNetwork
+	ErrGateway        = egress.ErrUnavailable
 	ErrTooMany        = runtime.ErrTooMany
 	ErrNoRoom         = runtime.ErrNoRoom
 	ErrProcesses      = runtime.ErrProcesses

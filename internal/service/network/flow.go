@@ -4,11 +4,13 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/netns/gateway"
 )
 
 var flowKinds = map[gateway.Kind]api.FlowKind{
 	gateway.Connection: api.FlowConnection, gateway.Request: api.FlowRequest, gateway.Query: api.FlowQuery,
+	egress.Restarted: api.FlowRestart,
 }
 
 // flow returns an event as the API shows it.

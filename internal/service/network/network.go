@@ -234,8 +234,11 @@ func (n *Networks) add(ctx context.Context, rec *runtime.Record) error {
 	if err != nil {
 		return err
 	}
-	err = g.Add(ctx, egress.Network{ID: rec.ID, Policy: document(rec.Network), Budget: budget(rec.Network.Budget), Sockets: *sockets})
-	return errors.Join(err, sockets.Stream.Close(), sockets.DNS.Close(), sockets.DNSTCP.Close())
+	err = g.Add(ctx, egress.Network{
+		ID: rec.ID, Policy: document(rec.Network), Budget: budget(rec.Network.Budget),
+		Sockets: egress.Sockets{Stream: sockets.Stream, DNS: sockets.DNS, DNSTCP: sockets.DNSTCP},
+	})
+	return errors.Join(err, sockets.Close())
 }
 
 // started returns the gateway, which it starts if there is none.

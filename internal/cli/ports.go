@@ -1,0 +1,160 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
+)
+
+// parsePorts reads values of --publish: [[ADDRESS:]HOSTPORT:]PORT[/tcp].
+func parsePorts(values []string) ([]api.PortMapping, error) {
+	var ports []api.PortMapping
+	for _, v := range values {
+		m, err := parsePort(v)
+		if err != nil {
+			return nil, cmdline.Usagef("--publish %q: %v; want [[ADDRESS:]HOSTPORT:]PORT, such as 8080:80", v, err)
+		}
+		ports = append(ports, m)
+	}
+	return ports, nil
+}
+
+func parsePort(v string) (m api.PortMapping, err error) {
+	v, protocol, _ := strings.Cut(v, "/")
+	if m.Protocol = protocol; protocol != "" && protocol != "tcp" {
+		return m, fmt.Errorf("only tcp can be published, not %q", protocol)
+	}
+	inside := v
+	if i := strings.LastIndexByte(v, ':'); i >= 0 {
+		host := v[:i]
+		inside = v[i+1:]
+		if j := strings.LastIndexByte(host, ':'); j >= 0 {
+			m.Address, host = strings.Trim(host[:j], "[]"), host[j+1:]
+		}
+		if host != "" {
+			if m.HostPort, err = portNumber(host); err != nil {
+				return m, err
+			}
+		}
+	}
+	m.Port, err = portNumber(inside)
+	return m, err
+}
+
+func portNumber(text string) (uint16, error) {
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("%q is no port number", text)
+	}
+	return uint16(n), nil
+}
+
+func newPort(d deps) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "port SANDBOX",
+		Short: "List the published ports of a sandbox",
+		Long:  `List the published ports of a sandbox: each port, and where it is at this host.`,
+		Args:  cmdline.UsageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c := d.Client()
+			defer c.Close()
+			sb, err := c.GetSandbox(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			for _, p := range sb.Ports {
+				fmt.Fprintf(d.Stdout, "%d/%s -> %s\n", p.Port, p.Protocol, net.JoinHostPort(p.Address, strconv.Itoa(int(p.HostPort))))
+			}
+			return nil
+		},
+	}
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
+	return cmd
+}
+
+func newOpen(d deps) *cobra.Command {
+	var listen string
+	cmd := &cobra.Command{
+		Use:   "open [flags] SANDBOX PORT",
+		Short: "Make a port of a sandbox reachable at this host until Ctrl-C",
+		Long: `Make a server that runs in a sandbox reachable at an address of this host, and print
+its URL. Any protocol over TCP works, not only HTTP. It ends with Ctrl-C.`,
+		Example: `  sandboxd open work 8000
+  sandboxd open --listen 127.0.0.1:5432 db 5432`,
+		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			port, err := portNumber(args[1])
+			if err != nil {
+				return cmdline.Usagef("%v", err)
+			}
+			return runOpen(cmd.Context(), args[0], port, listen, d)
+		},
+	}
+	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "`address` to listen on, with a port; 0 is one that is free")
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
+	return cmd
+}
+
+func runOpen(ctx context.Context, id string, port uint16, listen string, d deps) error {
+	c := d.Client()
+	defer c.Close()
+	if _, err := c.GetSandbox(ctx, id); err != nil {
+		return err
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", listen, err)
+	}
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	fmt.Fprintf(d.Stdout, "http://%s/\n", l.Addr())
+	var open sync.WaitGroup
+	defer open.Wait()
+	for {
+		conn, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("accept a connection: %w", err)
+		}
+		open.Go(func() {
+			if err := forward(ctx, c, conn, id, port); err != nil && ctx.Err() == nil {
+				fmt.Fprintf(d.Stderr, "sandboxd: %v\n", err)
+			}
+		})
+	}
+}
+
+// forward passes a connection on to a port of a sandbox.
+func forward(ctx context.Context, c *client.Client, outside net.Conn, id string, port uint16) error {
+	defer outside.Close()
+	inside, err := c.DialPort(ctx, id, port)
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	defer context.AfterFunc(ctx, func() { _, _ = outside.Close(), inside.Close() })()
+	type half interface{ CloseWrite() error }
+	var both sync.WaitGroup
+	for _, way := range [][2]net.Conn{{inside, outside}, {outside, inside}} {
+		both.Go(func() {
+			_, err := io.Copy(way[0], way[1])
+			if to, ok := way[0].(half); err != nil || !ok || to.CloseWrite() != nil {
+				_, _ = outside.Close(), inside.Close()
+			}
+		})
+	}
+	both.Wait()
+	return nil
+}
