@@ -21,7 +21,7 @@ func (c *Client) DialPort(ctx context.Context, id string, port uint16) (_ net.Co
 	}
 	conn, err := dial(ctx, c.socket)
 	if err != nil {
-		return nil, &NotRunning{Socket: c.socket, Err: err}
+		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer func() {

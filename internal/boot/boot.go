@@ -28,11 +28,13 @@ import (
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/daemon"
 	"github.com/sandboxd/sandboxd/internal/dirs"
+	"github.com/sandboxd/sandboxd/internal/egress"
 	guesthost "github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/service"
+	"github.com/sandboxd/sandboxd/netns/gateway"
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -218,6 +220,10 @@ func Serve(ctx context.Context, o Options) (err error) {
 			},
 			Checks:     func(ctx context.Context) []api.Check { return append(helper.Checks(ctx), checkConfined(limits)) },
 			BrokerGone: helper.IsGone, IODevice: device,
+			StartGateway: func(ctx context.Context, record func(gateway.Event)) (*egress.Gateway, error) {
+				return egress.Start(ctx, egress.Config{Start: helper.StartGateway, Events: record, Log: log})
+			},
+			NetworkCeiling: o.NetworkCeiling,
 			Agents: agents.New(agents.Options{
 				Dir: hosted.Runs, Max: o.AgentRuns, Start: helper.StartAgent, Signal: helper.SignalAgent, Log: log,
 			}),

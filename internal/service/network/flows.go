@@ -129,7 +129,7 @@ func (l *flowLog) write(f *api.Flow) error {
 
 // open needs mu.
 func (l *flowLog) open() error {
-	f, err := os.OpenFile(l.current(), os.O_CREATE|os.O_RDWR|os.O_APPEND|os.O_CLOEXEC, 0o600)
+	f, err := os.OpenFile(l.current(), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("open flows: %w", err)
 	}
