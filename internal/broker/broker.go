@@ -22,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/doctor"
+	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
@@ -38,7 +39,10 @@ func Main(args []string) (code int, handled bool) {
 	// A terminal or a service manager signals the daemon too, and its orderly end is ours. The signals
 	// are caught, not ignored, because children inherit ignored ones.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
-	if err := serve(context.Background(), new(broker).handlers(), drainTimeout); err != nil {
+	b := new(broker)
+	err := serve(context.Background(), b.handlers(), drainTimeout)
+	b.endGateway()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxd:", err)
 		return 1, true
 	}
@@ -56,6 +60,10 @@ type broker struct {
 	programErr error               // the reason if it could not be opened
 	agents     map[int]*os.Process // running processes of agent runs, by pid
 	mounted    int                 // answered requests for mounts, since the last launcher was started
+
+	starting sync.Mutex    // held while a gateway is started
+	gateway  *os.Process   // the last one; nil if none was started. Guarded by starting
+	ended    chan struct{} // closed when it has ended. Guarded by starting
 }
 
 func (b *broker) handlers() map[string]handler {
@@ -84,12 +92,13 @@ func (b *broker) handlers() map[string]handler {
 			cfg, _ := b.config()
 			return doctor.Run(ctx, cfg.Launcher.DataDir), nil
 		}),
-		requestCredentials: handle(credentials),
-		requestLookup:      handle(lookup),
-		requestHostLayer:   writeHostLayer,
-		requestStartAgent:  b.startAgent,
-		requestSignalAgent: handle(b.signalAgent),
-		requestMountRange:  b.mountRange,
+		requestCredentials:  handle(credentials),
+		requestLookup:       handle(lookup),
+		requestHostLayer:    writeHostLayer,
+		requestStartAgent:   b.startAgent,
+		requestSignalAgent:  handle(b.signalAgent),
+		requestStartGateway: b.startGateway,
+		requestMountRange:   b.mountRange,
 	}
 }
 
@@ -194,6 +203,60 @@ func (a Agents) arguments() []string {
 		args = append(args, "--inputs", dir)
 	}
 	return args
+}
+
+// startGateway starts the process that relays the connections of sandboxes, as this program with an
+// empty environment. There is one at a time: the one before is killed, so that the daemon, which
+// cannot signal, gets rid of a gateway that does not answer.
+func (b *broker) startGateway(_ context.Context, _ json.RawMessage, files []*os.File) (any, error) {
+	if len(files) != 1 {
+		return nil, fmt.Errorf("want one file, the gateway's socket, got %d", len(files))
+	}
+	b.mu.Lock()
+	configured, log := b.configured, b.log
+	b.mu.Unlock()
+	if !configured {
+		return nil, errors.New("start the gateway: the broker is not configured")
+	}
+	b.starting.Lock()
+	defer b.starting.Unlock()
+	b.killGateway()
+	cmd := exec.Command("/proc/self/exe", egress.Argument) //nolint:noctx // our own program; it outlives the request
+	cmd.Args[0] = os.Args[0]
+	cmd.ExtraFiles = files
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr // panics
+	cmd.Env = []string{}                          // ours may have secrets
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // as for an agent process; also it gets no terminal
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the gateway: %w", err)
+	}
+	ended := make(chan struct{})
+	b.gateway, b.ended = cmd.Process, ended
+	go func() {
+		defer close(ended)
+		if err := cmd.Wait(); err != nil {
+			log.Warn("the gateway process has ended", "error", err)
+		}
+	}()
+	return none{}, nil
+}
+
+// endGateway is killGateway for the end of the broker.
+func (b *broker) endGateway() {
+	b.starting.Lock()
+	defer b.starting.Unlock()
+	b.killGateway()
+}
+
+// killGateway kills the gateway, if there is one, and waits for its end. The caller holds starting.
+func (b *broker) killGateway() {
+	if b.gateway == nil {
+		return
+	}
+	_ = b.gateway.Kill() // it may have ended
+	<-b.ended
+	b.gateway = nil
 }
 
 // signalAgent signals a process that this broker has started, and no other: the daemon may have

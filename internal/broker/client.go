@@ -26,7 +26,7 @@ var ErrGone = errors.New("the broker process is gone; restart the daemon")
 
 // The consequences of a lost broker, and the remedy, as log and doctor report them.
 const (
-	GoneMeans = "launchers that die are not replaced, agent runs do not start, credentials and addresses of registries are not found, " +
+	GoneMeans = "launchers and gateways that die are not replaced, agent runs do not start, credentials and addresses of registries are not found, " +
 		"and the host is not examined"
 	GoneRemedy = "restart the daemon, sandboxes keep running: sandboxd shutdown --keep-sandboxes, then sandboxd serve"
 )
@@ -188,6 +188,11 @@ func (c *Client) StartAgent(ctx context.Context, stdin, stdout *os.File) (pid in
 // SignalAgent terminates or kills a process that StartAgent has started.
 func (c *Client) SignalAgent(ctx context.Context, pid int, kill bool) error {
 	return c.call(ctx, requestSignalAgent, agentSignal{pid, kill}, nil)
+}
+
+// StartGateway starts a gateway process that serves the socket, and kills the one before.
+func (c *Client) StartGateway(ctx context.Context, socket *os.File) error {
+	return c.call(ctx, requestStartGateway, none{}, nil, socket)
 }
 
 // MountRange makes the mounts of a range of host ids.

@@ -44,7 +44,8 @@ const (
 	requestHostLayer      = "host-layer"  // takes the file to write to
 	requestStartAgent     = "start-agent" // takes the files for stdin and stdout; returns the pid
 	requestSignalAgent    = "signal-agent"
-	requestMountRange     = "mount-range" // takes the number of a range of ids, and the socket to send its mounts to
+	requestStartGateway   = "start-gateway" // takes the socket that the gateway serves
+	requestMountRange     = "mount-range"   // takes the number of a range of ids, and the socket to send its mounts to
 )
 
 type request struct {

@@ -1,5 +1,6 @@
-// Package confine confines the daemon to its own directories and sockets with Landlock, and a
-// process of a hosted agent run ([Worker]) to its own.
+// Package confine confines the daemon to its own directories and sockets with Landlock, a process
+// of a hosted agent run ([Worker]) to its own, and the process that relays connections of sandboxes
+// ([Gateway]) to sockets, with a system call filter too.
 //
 // A confined daemon opens, makes, renames and removes files only below its data and runtime
 // directories, reads kernel information about itself, and executes nothing. Where Landlock has
@@ -268,6 +269,9 @@ func (d Daemon) Missing() (all []string) {
 func (p Plan) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "taken away: files %s; scopes %#x\n", rights(p.Handled.Handled_access_fs), p.Handled.Scoped)
+	if p.Handled.Handled_access_net != 0 {
+		fmt.Fprintf(&b, "taken away: network %#x\n", p.Handled.Handled_access_net)
+	}
 	for _, r := range p.Rules {
 		fmt.Fprintf(&b, "%s: %s\n", r.Path, rights(r.Access))
 	}

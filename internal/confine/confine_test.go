@@ -56,6 +56,10 @@ func TestPlan(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "\nworker, version %d\n%s", abi, w.Plan())
 	}
+	for _, abi := range []int{2, 4, landlock.Sockets} {
+		g := Gateway{ABI: abi, Signals: true, Files: []string{"/run/resolve/stub.conf", "/etc/hosts"}, Dirs: []string{"/run/resolve"}}
+		fmt.Fprintf(&b, "\ngateway, version %d\n%s", abi, g.Plan())
+	}
 	golden := filepath.Join("testdata", "plan.golden")
 	if *update {
 		if err := os.WriteFile(golden, []byte(b.String()), 0o600); err != nil {

@@ -1,0 +1,215 @@
+package egress
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/sandboxd/sandboxd/netns/gateway"
+)
+
+// errLost is the error of a request whose gateway process has ended, or was given up.
+var errLost = errors.New("the gateway process is gone")
+
+// A conn is the connection to one gateway process.
+type conn struct {
+	socket *net.UnixConn
+	raw    syscall.RawConn
+	time   clock
+	event  func(gateway.Event)
+	hello  chan *hello   // gets the first message
+	ended  chan struct{} // closed when nothing more is received
+
+	mu      sync.Mutex // guards those below
+	number  uint64     // of the last request
+	waiting chan answer
+	reason  error // of the end
+}
+
+func newConn(f *os.File, c clock, event func(gateway.Event)) (*conn, error) {
+	socket, err := unixConn(f)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, socket.Close())
+	}
+	n := &conn{socket: socket, raw: raw, time: c, event: event, hello: make(chan *hello, 1), ended: make(chan struct{})}
+	go n.receive()
+	return n, nil
+}
+
+// receive reads messages until the gateway ends or sends one that none of ours sends.
+func (c *conn) receive() {
+	defer close(c.ended)
+	defer c.socket.Close()
+	limit := rate.NewLimiter(eventRate, eventRate)
+	greeted := false
+	for {
+		var m message
+		_, err := messages.Receive(c.raw, 0, func(packet []byte) error { return decode(packet, &m) })
+		if err == nil {
+			err = m.check()
+		}
+		switch {
+		case err != nil && errors.Is(err, io.EOF):
+			c.fail(errors.New("it has ended"))
+			return
+		case err != nil:
+			c.fail(fmt.Errorf("receive from it: %w", err))
+			return
+		case (m.Hello == nil) != greeted:
+			c.fail(errors.New("it has sent a second hello, or none"))
+			return
+		case m.Hello != nil:
+			greeted = true
+			c.hello <- m.Hello
+			continue
+		case m.Answer != nil:
+			if err := c.answered(*m.Answer); err != nil {
+				c.fail(err)
+				return
+			}
+			continue
+		}
+		e, err := m.Event.event()
+		if err != nil {
+			c.fail(err)
+			return
+		}
+		c.event(e)
+		now := c.time.now()
+		if r := limit.ReserveN(now, 1); r.DelayFrom(now) > 0 {
+			// A gateway that was taken over must not have all of the daemon's processor time. An honest one
+			// drops events and counts them meanwhile.
+			<-c.time.after(r.DelayFrom(now))
+		}
+	}
+}
+
+// eventRate is the number of events per second that are read, from all networks together.
+const eventRate = 20000
+
+// answered hands an answer to the request that waits for it.
+func (c *conn) answered(a answer) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case a.Number == 0 || a.Number > c.number:
+		return fmt.Errorf("it has answered request %d of %d", a.Number, c.number)
+	case a.Number < c.number || c.waiting == nil:
+		return fmt.Errorf("it has answered request %d twice", a.Number)
+	}
+	c.waiting <- a
+	c.waiting = nil
+	return nil
+}
+
+// fail keeps the first reason for the end of the connection.
+func (c *conn) fail(reason error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reason == nil {
+		c.reason = reason
+	}
+}
+
+// end gives the gateway up. The broker kills it when it starts the next.
+func (c *conn) end(reason error) {
+	c.fail(reason)
+	_ = c.socket.Close()
+}
+
+// why returns the reason for the end of the connection.
+func (c *conn) why() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.reason
+}
+
+// refusedError is the answer of a gateway that has refused a request.
+type refusedError string
+
+func (e refusedError) Error() string { return string(e) }
+
+func isRefused(err error) bool {
+	_, ok := errors.AsType[refusedError](err)
+	return ok
+}
+
+// answerIn is the time for an answer. Removing a network takes longest: all its connections end.
+const answerIn = 20 * time.Second
+
+// call sends a request with copies of descriptors and waits for the answer, which a process of ours
+// sends at once. The caller makes one call at a time. The errors are errLost, a refusedError, and
+// those of a request that could not be sent.
+func (c *conn) call(r request, fds ...int) error {
+	reply := make(chan answer, 1)
+	c.mu.Lock()
+	c.number++
+	r.Number, c.waiting = c.number, reply
+	c.mu.Unlock()
+	packet, err := encode(&r)
+	if err != nil {
+		return err
+	}
+	timeout := c.time.after(answerIn)
+	sent := make(chan error, 1)
+	go func() { sent <- requests.Send(c.raw, packet, fds...) }() // waits while the gateway does not read
+	select {
+	case err := <-sent:
+		if err := c.unsent(err); err != nil {
+			return err
+		}
+	case <-timeout:
+		return c.giveUp(sent)
+	}
+	select {
+	case a := <-reply:
+		if a.Error != "" {
+			return refusedError(a.Error)
+		}
+		return nil
+	case <-c.ended:
+		return errLost
+	case <-timeout:
+		return c.giveUp(nil)
+	}
+}
+
+// unsent returns the error of a request that was not sent.
+func (c *conn) unsent(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.EMSGSIZE), errors.Is(err, syscall.ETOOMANYREFS), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.ENOBUFS):
+		return fmt.Errorf("send to the gateway: %w", err)
+	}
+	c.end(fmt.Errorf("send to it: %w", err))
+	<-c.ended
+	return errLost
+}
+
+// giveUp ends the connection to a gateway that does not answer, or read.
+func (c *conn) giveUp(sent <-chan error) error {
+	c.end(fmt.Errorf("it has not answered within %v", answerIn))
+	if sent != nil {
+		<-sent // it has the descriptors
+	}
+	<-c.ended
+	return errLost
+}
+
+// clock is the host's, or a test's.
+type clock struct {
+	now   func() time.Time
+	after func(time.Duration) <-chan time.Time
+}

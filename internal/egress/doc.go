@@ -1,0 +1,33 @@
+// Package egress runs the gateway of sandboxes (package gateway) as a process of its own, and is the
+// daemon's client of it.
+//
+// The process, `sandboxd gateway`, parses bytes of sandboxes and of servers. It is this program,
+// executed by the broker with one descriptor, and confines itself before it reads anything: no
+// capability, a filter of system calls, and Landlock, under which it reads the resolver's files
+// only (package confine). It has the sockets of the sandboxes that it serves, and connections.
+//
+//	daemon                                              gateway
+//	  │◄─────────────────────────────── {"hello": …} ── │  it is confined
+//	  │ {"number":1,"add":{…}} + three sockets ───────► │  answers when it serves them
+//	  │◄──────────────────────────── {"answer": …} ──── │
+//	  │ {"number":2,"set_policy":{…}} ────────────────► │  resets the connections that the policy refuses
+//	  │ {"number":3,"remove":{…}} ────────────────────► │  resets all connections, then answers
+//	  │◄───────────────────────────── {"event": …} ──── │  at any time, in order per network
+//	  │ end of file ──────────────────────────────────► │  ends
+//
+// Neither side trusts the other. Packets have one bounded JSON value without unknown fields. A
+// packet of the gateway that breaks a bound ends the connection; events are read at a bounded rate.
+// A gateway that was taken over sees what passes through it and can hide or invent events of the
+// networks it serves. It reaches no file, no other process, and no daemon's memory.
+//
+// # Ends
+//
+// A gateway that ends, breaks the protocol or does not answer is replaced through the broker, with
+// growing delays, and gets all networks again. Their connections are reset. The listening sockets
+// live on in daemon and launcher, so that connections wait meanwhile. The new process does not know
+// the names that the old one resolved: programs resolve again. Each network's record gets an event
+// of the kind [Restarted].
+//
+// A panic in the code of one network ends the process for all networks. The delays bound the work of
+// restarts; a network that can crash the gateway again and again denies the network to all others.
+package egress

@@ -1,0 +1,298 @@
+package egress
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+	"github.com/sandboxd/sandboxd/netns/gateway"
+	"github.com/sandboxd/sandboxd/netns/policy"
+)
+
+// Argument is the only argument of the daemon's program when it runs as a gateway.
+const Argument = "gateway"
+
+// fdSocket is the gateway's end of the socket pair.
+const fdSocket = 3
+
+const (
+	// MaxPolicy is the longest policy document, in bytes: it fits into one packet.
+	MaxPolicy = 64 << 10
+
+	maxID     = 128
+	maxError  = 1024
+	maxName   = 253
+	maxMethod = 64
+	maxPath   = 1024
+	maxRule   = 256
+	maxReason = 512
+	maxNotes  = 8 // missing restrictions of a hello
+)
+
+// The packets of both directions. Base64 makes a policy a third longer, and escapes make a byte of
+// text up to six.
+var (
+	requests = unixmsg.Format{MaxBytes: 128 << 10, MaxFiles: 3}
+	messages = unixmsg.Format{MaxBytes: 16 << 10}
+)
+
+// A request is a packet to the gateway. One of its pointers is set.
+type request struct {
+	Number    uint64     `json:"number"` // of the answer; counts up
+	Add       *add       `json:"add,omitempty"`
+	SetPolicy *setPolicy `json:"set_policy,omitempty"`
+	Remove    *remove    `json:"remove,omitempty"`
+}
+
+// add adds a network, or replaces it. Its files are Stream, DNS and DNSTCP.
+type add struct {
+	ID     string         `json:"id"`
+	Policy []byte         `json:"policy"`
+	Budget gateway.Budget `json:"budget"`
+}
+
+type setPolicy struct {
+	ID     string `json:"id"`
+	Policy []byte `json:"policy"`
+}
+
+type remove struct {
+	ID string `json:"id"`
+}
+
+// A message is a packet from the gateway. One of its pointers is set.
+type message struct {
+	Hello  *hello  `json:"hello,omitempty"`
+	Answer *answer `json:"answer,omitempty"`
+	Event  *event  `json:"event,omitempty"`
+}
+
+// hello is the first message, sent when the gateway is confined.
+type hello struct {
+	Landlock int      `json:"landlock"` // version; 0 if none is enforced
+	Missing  []string `json:"missing,omitempty"`
+	Networks int      `json:"networks"` // bound, by the limit of descriptors
+}
+
+type answer struct {
+	Number uint64 `json:"number"`
+	Error  string `json:"error,omitempty"`
+}
+
+// event is a [gateway.Event] on the wire.
+type event struct {
+	Network  string       `json:"network"`
+	Kind     gateway.Kind `json:"kind"`
+	Time     int64        `json:"time"`     // ns since 1970
+	Duration int64        `json:"duration"` // ns
+	Protocol string       `json:"protocol,omitempty"`
+	Name     string       `json:"name,omitempty"`
+	Addr     netip.Addr   `json:"addr"`
+	Port     uint16       `json:"port,omitempty"`
+	Method   string       `json:"method,omitempty"`
+	Path     string       `json:"path,omitempty"`
+	Status   int          `json:"status,omitempty"`
+	Allow    bool         `json:"allow,omitempty"`
+	Rule     string       `json:"rule,omitempty"`
+	Reason   string       `json:"reason,omitempty"`
+	Out      int64        `json:"out,omitempty"`
+	In       int64        `json:"in,omitempty"`
+	Lost     uint64       `json:"lost,omitempty"`
+}
+
+// toWire returns an event within the bounds that [event.event] checks.
+func toWire(e gateway.Event) *event {
+	return &event{
+		Network: e.Network, Kind: e.Kind, Time: e.Time.UnixNano(), Duration: max(0, int64(e.Duration)),
+		Protocol: e.Protocol, Name: clean(e.Name, maxName), Addr: e.Addr.WithZone(""), Port: e.Port,
+		Method: clean(e.Method, maxMethod), Path: clean(e.Path, maxPath), Status: min(max(0, e.Status), maxStatus), Allow: e.Allow,
+		Rule: clean(e.Rule, maxRule), Reason: clean(e.Reason, maxReason), Out: max(0, e.Out), In: max(0, e.In), Lost: e.Lost,
+	}
+}
+
+const maxStatus = 999
+
+// clean returns text as valid UTF-8 without control characters and with at most limit bytes.
+func clean(text string, limit int) string {
+	if isClean(text, limit) {
+		return text
+	}
+	var b strings.Builder
+	for _, r := range text {
+		if unicode.IsControl(r) {
+			r = utf8.RuneError
+		}
+		if b.Len()+utf8.RuneLen(r) > limit {
+			break
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// isClean reports whether clean would change nothing.
+func isClean(text string, limit int) bool {
+	return len(text) <= limit && utf8.ValidString(text) && !strings.ContainsFunc(text, unicode.IsControl)
+}
+
+// event returns the event of a gateway that may have been taken over.
+func (e *event) event() (gateway.Event, error) {
+	bad := func(field string) (gateway.Event, error) {
+		return gateway.Event{}, fmt.Errorf("event with a malformed %s", field)
+	}
+	switch e.Kind {
+	case gateway.Connection, gateway.Request, gateway.Query:
+	default:
+		return bad("kind")
+	}
+	switch e.Protocol {
+	case "tcp", "tls", "http", "websocket", "dns":
+	default:
+		return bad("protocol")
+	}
+	if e.Name != "" {
+		if _, err := policy.ParseName(e.Name); err != nil {
+			return bad("name")
+		}
+	}
+	for _, s := range []struct {
+		field, text string
+		limit       int
+	}{{"method", e.Method, maxMethod}, {"path", e.Path, maxPath}, {"rule", e.Rule, maxRule}, {"reason", e.Reason, maxReason}} {
+		if !isClean(s.text, s.limit) {
+			return bad(s.field)
+		}
+	}
+	for field, n := range map[string]int64{"duration": e.Duration, "count of bytes": min(e.Out, e.In), "status": int64(min(e.Status, maxStatus-e.Status))} {
+		if n < 0 {
+			return bad(field)
+		}
+	}
+	if e.Addr.Zone() != "" {
+		return bad("address")
+	}
+	return gateway.Event{
+		Network: e.Network, Kind: e.Kind, Time: time.Unix(0, e.Time), Duration: time.Duration(e.Duration), Protocol: e.Protocol, Name: e.Name, Addr: e.Addr, Port: e.Port,
+		Method: e.Method, Path: e.Path, Status: e.Status, Allow: e.Allow, Rule: e.Rule, Reason: e.Reason, Out: e.Out, In: e.In, Lost: e.Lost,
+	}, nil
+}
+
+// check reports a message that has no single kind, or text over its bound.
+func (m *message) check() error {
+	switch {
+	case m.Hello != nil && m.Answer == nil && m.Event == nil:
+		if len(m.Hello.Missing) > maxNotes || m.Hello.Landlock < 0 || m.Hello.Networks < 0 {
+			return errors.New("malformed hello")
+		}
+		for _, note := range m.Hello.Missing {
+			if !isClean(note, maxReason) {
+				return errors.New("malformed hello")
+			}
+		}
+	case m.Answer != nil && m.Hello == nil && m.Event == nil:
+		if !isClean(m.Answer.Error, maxError) {
+			return errors.New("malformed answer")
+		}
+	case m.Event != nil && m.Hello == nil && m.Answer == nil:
+	default:
+		return errors.New("message of no kind or several")
+	}
+	return nil
+}
+
+// check reports a request that no daemon of ours sends. The policy is parsed elsewhere.
+func (r *request) check(files int) error {
+	kinds, want := 0, 0
+	var id string
+	var doc []byte
+	if r.Add != nil {
+		kinds, want, id, doc = kinds+1, 3, r.Add.ID, r.Add.Policy
+		b := r.Add.Budget
+		for _, n := range []float64{float64(b.BytesOut), float64(b.BytesIn), float64(b.Connections), float64(b.Hosts), float64(b.Queries), float64(b.NameBytes), b.ConnectionRate, b.QueryRate} {
+			if n < 0 || math.IsNaN(n) || math.IsInf(n, 0) {
+				return fmt.Errorf("budget of %v", n)
+			}
+		}
+	}
+	if r.SetPolicy != nil {
+		kinds, id, doc = kinds+1, r.SetPolicy.ID, r.SetPolicy.Policy
+	}
+	if r.Remove != nil {
+		kinds, id = kinds+1, r.Remove.ID
+	}
+	switch {
+	case kinds != 1:
+		return errors.New("request of no kind or several")
+	case files != want:
+		return fmt.Errorf("request with %d files, want %d", files, want)
+	case len(doc) > MaxPolicy:
+		return fmt.Errorf("policy of %d bytes, at most %d", len(doc), MaxPolicy)
+	}
+	return checkID(id)
+}
+
+func checkID(id string) error {
+	if id == "" || !isClean(id, maxID) {
+		return fmt.Errorf("malformed network id %.40q", id)
+	}
+	return nil
+}
+
+// decode decodes a packet that is exactly one value without unknown fields.
+func decode(packet []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(packet))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return fmt.Errorf("decode packet: %w", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("decode packet: bytes after the value")
+	}
+	return nil
+}
+
+// encode is the reverse of decode. It does not escape for HTML, which would make text longer.
+func encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, fmt.Errorf("encode packet: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// socketpair returns the daemon's end and the gateway's.
+func socketpair() (ours, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make socket pair: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "gateway"), os.NewFile(uintptr(fds[1]), "gateway"), nil
+}
+
+// unixConn returns the connection of a socket's file, and closes the file.
+func unixConn(f *os.File) (*net.UnixConn, error) {
+	conn, err := net.FileConn(f)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	c, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("%T is no Unix socket", conn), conn.Close())
+	}
+	return c, nil
+}
