@@ -111,7 +111,7 @@ func TestAgentFlags(t *testing.T) {
 		{[]string{"--query", "q", "--llm", "gpt"}, "want replay:FILE"},
 		{[]string{"--query", "q", "--llm", "replay:missing"}, "open recording: open missing"},
 		{[]string{"--query", "q", "--llm_name", "anthropic/"}, "nothing after the provider"},
-		{[]string{"--query", "q", "--llm_name", "m", "--max_egress", "1m"}, "cannot be held"},
+		{[]string{"--query", "q", "--llm_name", "m", "--max_egress", "1m"}, "--max_egress is for a sandbox with a network"},
 		{[]string{"--query", "q", "--llm_name", "m", "--max_cost", "0"}, "--max_cost 0"},
 		{[]string{"--query", "q", "--llm_name", "m", "--max_total_tokens", "-1"}, "--max_total_tokens -1"},
 		{[]string{"--query", "q", "--llm_name", "azure/x"}, "--llm_base_url is required for azure/x"},

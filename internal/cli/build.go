@@ -91,7 +91,7 @@ func (o *buildOptions) addFlags(f *pflag.FlagSet) {
 func (o *buildOptions) request(changed func(string) bool) (api.Build, error) {
 	req := api.Build{
 		Tags: o.tags, Target: o.target, Platform: o.platform, NoCache: o.noCache, Args: map[string]string{},
-		Network: o.network.Network, Timeout: float64(o.timeout), RunTimeout: float64(o.runTimeout),
+		Network: o.network.Value(), Timeout: float64(o.timeout), RunTimeout: float64(o.runTimeout),
 	}
 	var err error
 	if req.Limits, err = o.limits(changed); err != nil {

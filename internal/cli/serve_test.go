@@ -71,7 +71,7 @@ func TestServeOptions(t *testing.T) {
 			if find == nil {
 				find = usual
 			}
-			got, err := serveOptions{tt.opts, tt.pools}.complete(tt.env, find)
+			got, err := serveOptions{Options: tt.opts, pools: tt.pools}.complete(tt.env, find)
 			if tt.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.err) {
 					t.Fatalf("error %v, want one that mentions %q", err, tt.err)

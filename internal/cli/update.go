@@ -119,7 +119,8 @@ func (o *updateOptions) request(changed func(string) bool) (api.UpdateSandbox, e
 		}
 	}
 	if changed("network") {
-		req.Network = &o.network.Network
+		network := o.network.Value()
+		req.Network = &network
 	}
 	if *l == (api.LimitsUpdate{}) && req.Network == nil && req.Labels == nil && req.Timeout == 0 && req.IdleTimeout == 0 {
 		return req, cmdline.Usagef("nothing is to be changed; as in: sandboxd update SANDBOX --memory 512m")

@@ -17,8 +17,8 @@ const NetworkUsage = "`network`: none, full, or egress:POLICY with a policy file
 // Network is a flag for the network of a sandbox: "none", "full", "egress:PRESET,…", "egress:FILE".
 // A file is read and checked by Set.
 type Network struct {
-	api.Network
-	text string
+	network api.Network
+	text    string
 }
 
 func (n *Network) String() string {
@@ -36,10 +36,10 @@ func (n *Network) Set(text string) error {
 	mode, name, _ := strings.Cut(text, ":")
 	switch {
 	case text == string(api.NetworkNone), text == string(api.NetworkFull):
-		n.Network, n.text = api.Network{Mode: api.NetworkMode(text)}, text
+		n.network, n.text = api.Network{Mode: api.NetworkMode(text)}, text
 		return nil
 	case mode != string(api.NetworkEgress):
-		return fmt.Errorf("%q is none of none, full and egress:POLICY", text)
+		return fmt.Errorf("%q is no network of a sandbox: want none, full or egress:POLICY; it never has the host's", text)
 	case name == "":
 		return fmt.Errorf("egress needs a policy, a file or some of %s: as in egress:pypi,npm", strings.Join(policy.Presets(), ", "))
 	}
@@ -50,17 +50,22 @@ func (n *Network) Set(text string) error {
 	if _, err := policy.Parse(document); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	n.Network, n.text = api.Network{Mode: api.NetworkEgress, Policy: string(document)}, text
+	n.network, n.text = api.Network{Mode: api.NetworkEgress, Policy: string(document)}, text
 	return nil
+}
+
+// Value returns the network that the flag names; without a value it is none.
+func (n *Network) Value() api.Network {
+	if n.network.Mode == "" {
+		return api.Network{Mode: api.NetworkNone}
+	}
+	return n.network
 }
 
 // With returns the network with a maximum of bytes that leave, if flag, the flag of that name, is
 // given.
 func (n *Network) With(egress *Size, flag string) (api.Network, error) {
-	net := n.Network
-	if net.Mode == "" {
-		net.Mode = api.NetworkNone
-	}
+	net := n.Value()
 	if egress.Given && net.Mode == api.NetworkNone {
 		return net, Usagef("%s is for a sandbox with a network; see --network", flag)
 	}

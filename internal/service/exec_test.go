@@ -102,7 +102,6 @@ func TestValidation(t *testing.T) {
 		"endless timeout":       {Timeout: 1e300},
 		"too short a timeout":   {Timeout: 1e-9},
 		"negative idle timeout": {IdleTimeout: -1},
-		"unknown network":       {Network: api.Network{Mode: "host"}},
 		"image with a control":  {Image: "a\nb"},
 		"profile with a slash":  {Profile: "../x"},
 	}
