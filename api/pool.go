@@ -6,6 +6,7 @@ package api
 type Pool struct {
 	Image   string `json:"image"` // reference as configured
 	Profile string `json:"profile"`
+	Network bool   `json:"network,omitempty"` // for sandboxes with a network
 	Size    int    `json:"size"`           // target number of ready sandboxes; with Most, derived from the last ten minutes
 	Most    int    `json:"most,omitempty"` // maximum of Size, for a pool that adapts
 	Ready   int    `json:"ready"`          // current number of ready sandboxes
