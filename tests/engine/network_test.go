@@ -1,7 +1,10 @@
 package engine
 
 import (
+	"archive/tar"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/attack"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/launcher"
@@ -29,7 +33,7 @@ import (
 )
 
 // requireNetworks skips a test where this host gives sandboxes no network.
-func requireNetworks(t *testing.T, f runtimetest.Fixture) runtime.Networker {
+func requireNetworks(t testing.TB, f runtimetest.Fixture) runtime.Networker {
 	t.Helper()
 	d, err := f.Engine.(*launcher.Client).Describe(t.Context())
 	if err != nil {
@@ -181,6 +185,155 @@ func read(t *testing.T, client *host.Client, name string) string {
 	return string(data)
 }
 
+// The files of a network cover what the image has in their place: a link is not followed, out of
+// the root or anywhere else. They are in no diff, and one that the sandbox has changed is made anew
+// with its next start.
+func TestFilesOfANetworkCoverTheImages(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	requireNetworks(t, f)
+	client := f.Engine.(*launcher.Client)
+	for name, tc := range map[string]struct {
+		files   []harness.File
+		changed []string // by the mounts
+		refused bool
+	}{
+		"files":    {files: []harness.File{{Name: "etc/resolv.conf", Body: "nameserver 8.8.8.8\n"}, {Name: "etc/hosts", Body: "1.2.3.4 x\n"}}},
+		"none":     {changed: []string{"added directory /etc", "added file /etc/hosts", "added file /etc/resolv.conf"}},
+		"dangling": {files: []harness.File{{Name: "etc/resolv.conf", Type: tar.TypeSymlink, Link: "../run/systemd/resolve/stub-resolv.conf"}, {Name: "etc/hosts"}}},
+		"absolute": {files: []harness.File{{Name: "etc/resolv.conf", Type: tar.TypeSymlink, Link: "/layers/x"}, {Name: "etc/hosts", Type: tar.TypeSymlink, Link: "/init"}}},
+		"out":      {files: []harness.File{{Name: "etc/resolv.conf"}, {Name: "etc/hosts", Type: tar.TypeSymlink, Link: "../../../../init"}}},
+		"etc link": {
+			files: []harness.File{{Name: "etc", Type: tar.TypeSymlink, Link: "/../../conf"}, {Name: "conf/hosts"}, {Name: "conf/resolv.conf"}},
+		},
+		"directory": {files: []harness.File{{Name: "etc/resolv.conf/", Type: tar.TypeDir, Mode: 0o755}, {Name: "etc/hosts"}}, refused: true},
+		"etc file":  {files: []harness.File{{Name: "etc"}}, refused: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var files []harness.File
+			for _, d := range []string{"tmp/", "dev/", "proc/", "sys/"} {
+				files = append(files, harness.File{Name: d, Type: tar.TypeDir, Mode: 0o755})
+			}
+			image := layerOf(t, client, harness.Tar(t, append(files, tc.files...)...))
+			for _, readOnly := range []bool{false, true} {
+				id := "covered" + strings.ReplaceAll(name, " ", "") + strconv.FormatBool(readOnly)
+				spec := networked(t, f, id)
+				spec.Rootfs.Layers = []string{image}
+				spec.Profile.ReadOnlyRoot = readOnly
+				sandbox, err := tryBegin(t, f, spec)
+				if tc.refused {
+					if !errors.Is(err, runtime.ErrRootfs) {
+						t.Errorf("start: %v, want one that blames the image", err)
+					}
+					continue
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := read(t, sandbox, "/etc/resolv.conf"); !strings.HasPrefix(got, "nameserver 192.0.2.53\n") {
+					t.Errorf("resolv.conf is %q", got)
+				}
+				if got := read(t, sandbox, "/etc/hosts"); !strings.HasSuffix(got, "\t"+id+"\n") {
+					t.Errorf("hosts is %q", got)
+				}
+				changes := changesOf(t, client, spec)
+				if !slices.Equal(changes, tc.changed) {
+					t.Errorf("read-only %t: changes are %q, want %q", readOnly, changes, tc.changed)
+				}
+				_, err = sandbox.Append(t.Context(), "/etc/hosts", 0o644, 0, 0)
+				if (err != nil) != readOnly {
+					t.Errorf("read-only %t: append to hosts: %v", readOnly, err)
+				}
+			}
+		})
+	}
+}
+
+func changesOf(t *testing.T, client *launcher.Client, spec *runtime.Spec) (changes []string) {
+	t.Helper()
+	_, err := client.ListDiff(t.Context(), runtime.DiffRequest{ID: spec.ID, Rootfs: spec.Rootfs}, func(c api.Change) error {
+		changes = append(changes, fmt.Sprintf("%s %s %s", c.Kind, c.Type, c.Path))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return changes
+}
+
+// layerOf unpacks a layer for a test, and returns its chain id.
+func layerOf(t *testing.T, client *launcher.Client, stream []byte) string {
+	t.Helper()
+	blob, err := os.CreateTemp(t.TempDir(), "layer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blob.Close()
+	if _, err := blob.WriteAt(stream, 0); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(stream)
+	name := "sha256:" + hex.EncodeToString(sum[:])
+	_, err = client.Apply(t.Context(), layer.ApplyRequest{Layers: []layer.Request{{
+		ChainID: name, DiffID: name, MediaType: "application/vnd.oci.image.layer.v1.tar", Blob: blob,
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
+		defer cancel()
+		if err := client.RemoveLayer(ctx, name); err != nil {
+			t.Error(err)
+		}
+	})
+	return name
+}
+
+// A warm sandbox gets the hostname of the request that claims it, in its hosts too; what it has
+// changed itself is gone after its next start.
+func TestHostsFollowTheHostname(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	requireNetworks(t, f)
+	spec := networked(t, f, "warm1")
+	spec.Hostname = "sandbox"
+	client := begin(t, f, spec)
+	if _, err := f.Engine.Update(t.Context(), "warm1", &runtime.Change{Hostname: "claimed"}); err != nil {
+		t.Fatal(err)
+	}
+	const want = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n192.0.2.1\tclaimed\n2001:db8::1\tclaimed\n"
+	if got := read(t, client, "/etc/hosts"); got != want {
+		t.Errorf("hosts is %q, want %q", got, want)
+	}
+	file, err := client.Append(t.Context(), "/etc/hosts", 0o644, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := file.Write([]byte("1.2.3.4\tmore\n")); err != nil {
+		t.Fatal(err)
+	}
+	if err := file.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, client, "/etc/hosts"); got != want+"1.2.3.4\tmore\n" {
+		t.Errorf("after a change hosts is %q", got)
+	}
+	if err := f.Engine.Kill(t.Context(), "warm1"); err != nil {
+		t.Fatal(err)
+	}
+	spec.Hostname = "claimed"
+	socket, control := listen(t)
+	st, err := f.Engine.Start(t.Context(), spec, control)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = st.Pidfd.Close()
+	if got := read(t, host.NewClient(socket), "/etc/hosts"); got != want {
+		t.Errorf("started again hosts is %q, want %q", got, want)
+	}
+}
+
 // The way in: a socket of the namespace reaches a server of the sandbox.
 func TestServerOfASandboxIsReachedByASocket(t *testing.T) {
 	testenv.RequireUserNS(t)
@@ -255,7 +408,7 @@ func TestSandboxHasNoPowerOverItsNetwork(t *testing.T) {
 }
 
 // namespacesOf returns the network namespaces that a process holds open, sorted.
-func namespacesOf(t *testing.T, pid int) (all []string) {
+func namespacesOf(t testing.TB, pid int) (all []string) {
 	t.Helper()
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(dir)
@@ -272,7 +425,7 @@ func namespacesOf(t *testing.T, pid int) (all []string) {
 }
 
 // filled waits until the launcher has made its namespaces ahead, beside those of n sandboxes.
-func filled(t *testing.T, pid, n int) []string {
+func filled(t testing.TB, pid, n int) []string {
 	t.Helper()
 	var all []string
 	harness.Eventually(t, func() error {
@@ -389,7 +542,12 @@ func TestNetworkOutlivesTheDaemonAndNotTheLauncher(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	maker := child(t, d.PID, "network-confined")
+	fd, err := unix.PidfdOpen(makerOf(t, d.PID), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	maker := os.NewFile(uintptr(fd), "pidfd")
+	defer maker.Close()
 	ends := []unix.PollFd{{Fd: int32(maker.Fd()), Events: unix.POLLIN}, {Fd: int32(st.Pidfd.Fd()), Events: unix.POLLIN}}
 	if err := unix.Kill(d.PID, unix.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -408,32 +566,6 @@ func TestNetworkOutlivesTheDaemonAndNotTheLauncher(t *testing.T) {
 	if err := next.Shutdown(t.Context()); err != nil {
 		t.Error(err)
 	}
-}
-
-// child returns a pidfd of the child of a process that has the argument.
-func child(t *testing.T, parent int, argument string) *os.File {
-	t.Helper()
-	list, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", parent, parent))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, word := range strings.Fields(string(list)) {
-		pid, err := strconv.Atoi(word)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.Contains(string(line), argument) {
-			fd, err := unix.PidfdOpen(pid, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			f := os.NewFile(uintptr(fd), "pidfd")
-			t.Cleanup(func() { _ = f.Close() })
-			return f
-		}
-	}
-	t.Fatalf("process %d has no child %q: %q", parent, argument, list)
-	return nil
 }
 
 // Each of many sandboxes that start at once has a namespace of its own.
