@@ -78,14 +78,14 @@ func (n *Networks) start() error {
 		if err != nil {
 			_ = cmd.Process.Kill() // it has said all that it will
 			_ = cmd.Wait()
-			n.fail(fmt.Errorf("%w %s", err, clip(complaints.String())))
+			n.fail(fmt.Errorf("%w %s: %s", err, clip(complaints.String()), netns.Remedy))
 			close(n.probed)
 			return
 		}
 		close(n.probed)
-		err = cmd.Wait()
-		n.fail(fmt.Errorf("the maker of network namespaces has ended (%v %s): after sandboxd shutdown the next launcher has another", //nolint:errorlint // an exit
-			err, clip(complaints.String())))
+		_ = cmd.Wait() // the state says more
+		n.fail(fmt.Errorf("the maker of network namespaces has ended (%s %s): sandboxd shutdown ends this launcher, and the next one has another",
+			cmd.ProcessState, clip(complaints.String())))
 	}()
 	return nil
 }
@@ -115,7 +115,7 @@ func (n *Networks) Missing(ctx context.Context) error {
 	if n.failed == nil {
 		return nil
 	}
-	return fmt.Errorf("network: %w: %w: %s", runtime.ErrUnenforceable, n.failed, netns.Remedy)
+	return fmt.Errorf("network: %w: %w", runtime.ErrUnenforceable, n.failed)
 }
 
 // Take returns a namespace that no other sandbox has had. The caller closes it.

@@ -139,7 +139,7 @@ func restrictMaker(exe int) (err error) {
 	}
 	abi, err := kernel.LandlockABI()
 	if err != nil || abi < kernel.LandlockRefer {
-		return nil //nolint:nilerr // as in restrict
+		return nil // as in restrict
 	}
 	handled := landlock.Everything(abi)
 	handled.Handled_access_net &^= unix.LANDLOCK_ACCESS_NET_BIND_TCP // for the sockets that it makes
@@ -203,7 +203,7 @@ func MakerMain(loadFilter func(*specs.LinuxSeccomp) error) error {
 		files, err := receive(c, new(makerRequest))
 		closeAll(files)
 		if err != nil {
-			return nil //nolint:nilerr // the launcher has ended
+			return nil // the launcher has ended
 		}
 		if err := makeOne(c); err != nil {
 			return err

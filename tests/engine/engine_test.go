@@ -45,7 +45,10 @@ func TestMain(m *testing.M) {
 
 func TestEngineKeepsItsContract(t *testing.T) {
 	testenv.RequireUserNS(t)
-	runtimetest.RunEngineSuite(t, func(t *testing.T) runtimetest.Fixture { return newFixture(t) })
+	runtimetest.RunEngineSuite(t, func(t *testing.T) runtimetest.Fixture {
+		t.Helper()
+		return newFixture(t)
+	})
 }
 
 // An error that stops the launcher before it serves is reported all the same.

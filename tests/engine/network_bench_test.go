@@ -67,7 +67,7 @@ func makerOf(t testing.TB, parent int) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, word := range strings.Fields(string(list)) {
+	for word := range strings.FieldsSeq(string(list)) {
 		if line, _ := os.ReadFile("/proc/" + word + "/cmdline"); strings.Contains(string(line), "network-confined") {
 			pid, err := strconv.Atoi(word)
 			if err != nil {

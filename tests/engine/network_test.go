@@ -133,6 +133,7 @@ func TestConnectionsEndAtTheNetworksSockets(t *testing.T) {
 		{"connect", "127.0.0.1:1", "ECONNREFUSED", "ECONNREFUSED"},
 		{"connect", netns.Address4.String() + ":1", "ECONNREFUSED", "ENETUNREACH"},
 		{"interfaces", "", "lo", "lo"},
+		{"write-interface", "", "open /sys/class/net/lo/tx_queue_len: read-only file system", "open /sys/class/net/lo/tx_queue_len: read-only file system"},
 	} {
 		if got, _ := says(t, client, tc.do, tc.address); got != tc.with {
 			t.Errorf("with a network: %s %s: %q, want %q", tc.do, tc.address, got, tc.with)
