@@ -150,6 +150,13 @@ func cover(etc int, f *networkFile, readOnly bool) error {
 		return fmt.Errorf("open /etc/%s: %w", f.At, err)
 	}
 	defer unix.Close(at)
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil {
+		return fmt.Errorf("open /etc/%s: %w", f.At, err)
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return fmt.Errorf("/etc/%s of the image is a directory: %w", f.At, runtime.ErrRootfs)
+	}
 	tree, err := unix.OpenTree(unix.AT_FDCWD, f.File, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
 	if err != nil {
 		return fmt.Errorf("copy mount of %s: %w", f.At, err)
@@ -163,9 +170,6 @@ func cover(etc int, f *networkFile, readOnly bool) error {
 		return fmt.Errorf("restrict mount of %s: %w", f.At, err)
 	}
 	err = unix.MoveMount(tree, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
-	if errors.Is(err, unix.ENOTDIR) {
-		return fmt.Errorf("/etc/%s of the image is a directory: %w", f.At, runtime.ErrRootfs)
-	}
 	if err != nil {
 		return fmt.Errorf("mount /etc/%s: %w", f.At, err)
 	}
