@@ -230,7 +230,7 @@ func takenOver(args []string) error {
 			errs = append(errs, fmt.Errorf("control: %s: %w", a.name, err))
 		}
 	}
-	held, _, err := confineProcess()
+	held, _, _, err := confineProcess()
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
