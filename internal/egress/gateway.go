@@ -186,7 +186,6 @@ func (g *Gateway) supervise(c *conn) {
 	defer close(g.supervised)
 	pause := time.Duration(0)
 	for c != nil {
-		began := g.cfg.time.now()
 		<-c.ended
 		g.noteEnd(c)
 		if g.ctx.Err() != nil {
@@ -197,7 +196,7 @@ func (g *Gateway) supervise(c *conn) {
 		for _, n := range g.all() {
 			n.record.add(gateway.Event{Network: n.id, Kind: Restarted, Time: ended, Reason: clean(c.why().Error(), maxReason)})
 		}
-		if ended.Sub(began) >= longestPause {
+		if ended.Sub(c.began) >= longestPause {
 			pause = 0
 		}
 		c, pause = g.replace(pause)

@@ -20,14 +20,6 @@ import (
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
-const (
-	// perNetwork is the number of descriptors that one network can need: two for each of 1024
-	// connections and 8 pipes, one for each of 32 questions over two protocols, its sockets.
-	perNetwork = 2*1024 + 2*8 + 2*32 + 3
-	// reserved is the number of descriptors of the process itself.
-	reserved = 128
-)
-
 // Main runs a gateway if the arguments ask for one. The program whose broker starts gateways calls
 // Main first.
 func Main(args []string) (code int, handled bool) {
@@ -56,11 +48,12 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	held, hello, err := confineProcess()
+	held, hello, descriptors, err := confineProcess()
 	if err != nil {
 		return err
 	}
 	defer held.Close()
+	p.pool = newPool(descriptors)
 	p.most, p.resolver = hello.Networks, newResolver(func(file string) {
 		fmt.Fprintf(os.Stderr, "sandboxd gateway: %s was replaced by another file; restarting\n", file)
 		_ = conn.Close() // ends serve
@@ -68,29 +61,25 @@ func run() error {
 	return p.serve(hello)
 }
 
-// confineProcess takes from this process whatever a gateway does not need.
-func confineProcess() (io.Closer, *hello, error) {
+// confineProcess takes from this process whatever a gateway does not need, and returns the number of
+// descriptors that it may have.
+func confineProcess() (_ io.Closer, _ *hello, descriptors uint64, err error) {
 	_, _ = time.Now().Zone() // reads the host's time zone, once
-	descriptors, err := confine.RaiseDescriptors()
+	descriptors, err = confine.RaiseDescriptors()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
 	files, dirs, err := confine.Resolver()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
 	g := confine.Gateway{Files: files, Dirs: dirs}
 	g.Probe()
 	held, err := g.Apply()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
-	return held, &hello{Landlock: g.ABI, Missing: g.Missing(), Networks: maxNetworks(descriptors)}, nil
-}
-
-// maxNetworks returns the number of networks whose descriptors fit into the limit at their worst.
-func maxNetworks(descriptors uint64) int {
-	return max(0, int(min(descriptors, 1<<30))-reserved) / perNetwork //nolint:gosec // bounded
+	return held, &hello{Landlock: g.ABI, Missing: g.Missing(), Networks: maxNetworks(descriptors)}, descriptors, nil
 }
 
 // process is the state of a gateway process.
@@ -98,6 +87,7 @@ type process struct {
 	conn     *net.UnixConn
 	raw      syscall.RawConn
 	most     int // networks
+	pool     *pool
 	resolver *resolver
 	sending  sync.Mutex
 	networks map[string]*served // of serve only
@@ -214,7 +204,7 @@ func (p *process) add(a *add, files []*os.File) error {
 		old.close()
 	}
 	n := gateway.New(gateway.Options{
-		ID: a.ID, Policy: parsed, Budget: a.Budget, IPv6: hasIPv6(), Lookup: p.resolver.lookup,
+		ID: a.ID, Policy: parsed, Budget: a.Budget, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Dial: p.pool.share().connect,
 		Record: func(e gateway.Event) { _ = p.send(&message{Event: toWire(e)}) }, // a daemon that is gone ends serve too
 	})
 	p.networks[a.ID] = serveNetwork(n, s)
