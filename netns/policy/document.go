@@ -36,6 +36,7 @@ type Policy struct {
 type rule struct {
 	name      string // as records show it
 	at        Position
+	service   bool // it is an entry of services
 	deny      bool
 	patterns  []pattern
 	prefixes  []netip.Prefix

@@ -65,7 +65,7 @@ func (p *Policy) service(port uint16) (Service, bool) {
 // service reads an entry of services, which is also a rule that allows its port.
 func (p *parser) service(n *yaml.Node, index int) {
 	r := rule{
-		name: fmt.Sprintf("services[%d]", index), at: Position{n.Line, n.Column},
+		name: fmt.Sprintf("services[%d]", index), at: Position{n.Line, n.Column}, service: true,
 		patterns: []pattern{{name: HostName}}, protocols: []Protocol{TCP},
 	}
 	var s Service
