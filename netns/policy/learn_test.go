@@ -215,6 +215,7 @@ rules:
 		{"request http b.test 1.1.1.1 80 PUT /", "no rule allows PUT"},
 		{"request http a.test 1.1.1.1 80 PUT /", ""},
 		{"connection tls a..test 1.1.1.1 443", "empty label"},
+		{"connection dns - 1.1.1.1 53", ""},
 	} {
 		if v := p.Recorded(flow(t, tc.line)); v.Allow != (tc.want == "") || !strings.Contains(v.Reason, tc.want) {
 			t.Errorf("%s: %+v, want %q", tc.line, v, tc.want)
@@ -234,7 +235,7 @@ func checkLearned(t *testing.T, flows []api.Flow, doc []byte) *Policy {
 		t.Errorf("%v in\n%s", w, doc)
 	}
 	for _, f := range flows {
-		if v := p.Recorded(f); f.Allow && !v.Allow && f.Kind != api.FlowQuery && f.Protocol != "dns" {
+		if v := p.Recorded(f); f.Allow && !v.Allow && f.Kind != api.FlowQuery {
 			t.Errorf("%+v is refused: %s, by\n%s", f, v.Reason, doc)
 		}
 	}
@@ -341,7 +342,7 @@ func FuzzLearn(f *testing.F) {
 			t.Fatalf("%v in\n%s", err, doc)
 		}
 		for _, f := range flows {
-			if v := p.Recorded(f); f.Allow && !v.Allow && f.Kind != api.FlowQuery && f.Protocol != "dns" {
+			if v := p.Recorded(f); f.Allow && !v.Allow && f.Kind != api.FlowQuery {
 				t.Errorf("%+v is refused: %s, by\n%s", f, v.Reason, doc)
 			}
 		}

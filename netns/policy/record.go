@@ -29,7 +29,7 @@ func ReadFlows(r io.Reader) ([]api.Flow, error) {
 		if err := json.Unmarshal(line, &f); err != nil {
 			return nil, fmt.Errorf("read flows: line %d: %w", n, err)
 		}
-		if _, err := readFlow(f); err != nil && f.Allow {
+		if _, err := readFlow(f); errors.Is(err, errKind) || err != nil && f.Allow {
 			return nil, fmt.Errorf("read flows: line %d: %w", n, err)
 		}
 		flows = append(flows, f)
@@ -51,8 +51,17 @@ type act struct {
 	opaque bool
 }
 
+// errKind is the error of a value that is no flow.
+var errKind = errors.New("which is neither connection, request nor query")
+
+// readFlow parses a flow. The kind is checked first.
 func readFlow(f api.Flow) (act, error) {
 	a := act{kind: f.Kind}
+	switch f.Kind {
+	case api.FlowConnection, api.FlowRequest, api.FlowQuery:
+	default:
+		return a, fmt.Errorf("flow of kind %q, %w", f.Kind, errKind)
+	}
 	var err error
 	if f.Name != "" {
 		if a.Name, err = ParseName(f.Name); err != nil {
@@ -76,8 +85,6 @@ func readFlow(f api.Flow) (act, error) {
 				return a, err
 			}
 		}
-	default:
-		return a, fmt.Errorf("flow of kind %q, which is neither connection, request nor query", f.Kind)
 	}
 	if a.Protocol = TCP; f.Protocol == string(UDP) {
 		a.Protocol = UDP
@@ -93,8 +100,12 @@ func readFlow(f api.Flow) (act, error) {
 
 // Recorded decides about a flow of a record as the gateway would with this policy. A connection in
 // which the gateway has not read requests is refused where they have to be read: whether the policy
-// allows them cannot be told from the record.
+// allows them cannot be told from the record. A connection to the gateway's own DNS is decided as it
+// was.
 func (p *Policy) Recorded(f api.Flow) Verdict {
+	if f.Kind == api.FlowConnection && f.Protocol == "dns" {
+		return Verdict{Allow: f.Allow, Reason: f.Reason}
+	}
 	a, err := readFlow(f)
 	if err != nil {
 		return Verdict{Reason: err.Error()}
