@@ -109,7 +109,7 @@ func (s *Service) target(n *yaml.Node) error {
 	if file, ok := strings.CutPrefix(n.Value, "unix:"); ok {
 		switch {
 		case !path.IsAbs(file), path.Clean(file) != file, file == "/", strings.ContainsFunc(file, control):
-			return fmt.Errorf("%q is no absolute path of a socket without . and ..", file)
+			return fmt.Errorf("%q is no absolute path of a socket in its shortest form", file)
 		case len(file) > maxSocket:
 			return fmt.Errorf("the path of a socket has %d bytes, more than %d", len(file), maxSocket)
 		}
