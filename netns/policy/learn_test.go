@@ -74,6 +74,9 @@ request websocket api.test 1.1.1.1 80 GET /v1/live/
 connection tcp api.test 1.1.1.1 80
 connection http mixed.test 1.1.1.1 80
 request http mixed.test 1.1.1.1 80 GET /
+request http read.test 1.1.1.1 80 GET /a
+request http read.test 1.1.1.1 80 HEAD /a
+connection udp time.test 1.1.1.1 443 5
 connection tcp mixed.test 1.1.1.1 80 5
 request http odd.test 1.1.1.1 80 get /
 request http odder.test 1.1.1.1 80 GET
@@ -117,17 +120,25 @@ func golden(t *testing.T, name string, got []byte) {
 
 func TestLearnPatterns(t *testing.T) {
 	var lines strings.Builder
-	for i := range 9 {
+	for i := range siblings {
 		fmt.Fprintf(&lines, "connection tls e%d.cdn.test 1.1.1.1 443 9\n", i)
 		fmt.Fprintf(&lines, "connection tls me%d.github.io 1.1.1.1 443 9\n", i)
 		fmt.Fprintf(&lines, "connection tls shop%d.test 1.1.1.1 443 9\n", i)
 		fmt.Fprintf(&lines, "request http files.test 1.1.1.1 80 GET /simple/p%d/\n", i)
 		fmt.Fprintf(&lines, "request http x%d.api.test 1.1.1.1 80 GET /v1\n", i)
-		if i < 8 {
-			fmt.Fprintf(&lines, "request http y%d.mix.test 1.1.1.1 80 GET /%d\n", i, i/4)
+		fmt.Fprintf(&lines, "request http y%d.mix.test 1.1.1.1 80 GET /%d\n", i, i/4)
+		fmt.Fprintf(&lines, "connection tls n%d.upper.test 1.1.1.1 443 9\n", i)
+		fmt.Fprintf(&lines, "connection tls n%d.lower.upper.test 1.1.1.1 443 9\n", i)
+		fmt.Fprintf(&lines, "connection tls s%d.sandboxd.internal 1.1.1.1 8443 9\n", i)
+		if i > 0 {
+			fmt.Fprintf(&lines, "connection tls n%d.few.test 1.1.1.1 443 9\n", i)
+			fmt.Fprintf(&lines, "connection tls s%d.sandboxd.internal 1.1.1.1 8444 9\n", i)
+			fmt.Fprintf(&lines, "request http few.test 1.1.1.1 80 GET /few/%d\n", i)
 		}
 	}
 	lines.WriteString(`
+connection tcp host.sandboxd.internal 192.0.2.2 8443 9
+connection tcp host.sandboxd.internal 192.0.2.2 8444 9
 connection tls cdn.test 1.1.1.1 443 9
 connection tls deep.e1.cdn.test 1.1.1.1 443 9
 connection tcp e1.cdn.test 1.1.1.1 22 9

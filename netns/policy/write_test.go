@@ -12,6 +12,7 @@ rules:
   protocol: [tcp, udp]
 - {name: "null", deny: "*", inspect: true, methods: ["NULL"], paths: [/a/*, /%C3%BC/*/b, /*, /]}
 - {name: "rules[7]", allow: a.test}
+- {deny: b.test, protocol: tcp, ports: 22}
 services:
 - {port: 80, to: "127.0.0.1:8080"}
 - {name: "a: b # c", port: 81, to: "unix:/run/a b", inspect: true, methods: GET}
@@ -39,6 +40,9 @@ rules:
   - name: rules[7]
     allow: a.test
     ports: [80, 443]
+  - deny: b.test
+    ports: 22
+    protocol: tcp
   - name: crates[0]
     allow:
       - index.crates.io
