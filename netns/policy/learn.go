@@ -51,14 +51,14 @@ func Learn(flows []api.Flow) ([]byte, error) {
 	return doc, nil
 }
 
-// A place is a port of a host.
+// A place is a port of a host that was connected to.
 type place struct {
 	host     string // pattern of a name, or an address
 	protocol Protocol
 	port     uint16
 }
 
-// Access is what was done at a place.
+// An access counts the connections and requests at a place.
 type access struct {
 	connections int
 	// plain reports that requests were not read, or not all of them.
@@ -76,8 +76,9 @@ type learner struct {
 	lookups map[string]int // names, with the number of questions
 	used    map[string]bool
 
-	first, last   time.Time
-	refused, lost int
+	first, last time.Time
+	refused     int
+	lost        uint64
 }
 
 // gather counts the flows by place.
@@ -90,7 +91,7 @@ func gather(flows []api.Flow) (*learner, error) {
 		if f.Time.After(l.last) {
 			l.last = f.Time
 		}
-		l.lost += int(min(f.Lost, 1<<31))
+		l.lost += f.Lost
 		if !f.Allow {
 			l.refused++
 			continue
@@ -192,13 +193,7 @@ func (l *learner) generalize() {
 	for suffix, members := range families {
 		for _, signature := range slices.Sorted(maps.Keys(members)) { // plain access, if there is any, is first
 			if len(members[signature]) >= siblings {
-				suffixes[suffix] = &access{plain: l.places[members[signature][0]].plain, requests: map[string]map[string]int{}}
-				for method, paths := range l.places[members[signature][0]].requests {
-					suffixes[suffix].requests[method] = maps.Clone(paths)
-					for path := range paths {
-						suffixes[suffix].requests[method][path] = 0
-					}
-				}
+				suffixes[suffix] = l.places[members[signature][0]].uncounted()
 				break
 			}
 		}
@@ -222,6 +217,18 @@ func (l *learner) generalize() {
 			l.places[suffix] = at
 		}
 	}
+}
+
+// uncounted returns an access that allows the same, with all counts at zero.
+func (a *access) uncounted() *access {
+	b := &access{plain: a.plain, requests: map[string]map[string]int{}}
+	for method, paths := range a.requests {
+		b.requests[method] = map[string]int{}
+		for path := range paths {
+			b.requests[method][path] = 0
+		}
+	}
+	return b
 }
 
 // join adds the access of a name to that of its suffix, which has the same requests or is plain.

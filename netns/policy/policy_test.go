@@ -391,6 +391,9 @@ func TestPresets(t *testing.T) {
 				t.Errorf("%s is not its document: %s, %v", preset, e, err)
 			}
 		}
+		if q.Resolve(Name{HostName}).Allow || len(q.Services()) > 0 {
+			t.Errorf("%s opens the host", preset)
+		}
 		if n := len(q.dead(len(q.rules))); n > 0 {
 			t.Errorf("%s has %d rules without effect", preset, n)
 		}

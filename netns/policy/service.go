@@ -23,8 +23,8 @@ var HostAddress = netip.MustParseAddr("192.0.2.2")
 // maxSocket is the longest path of a Unix socket: sun_path without its NUL.
 const maxSocket = 107
 
-// Service is a server of the host itself that a policy opens, as a port of [HostName]. A document
-// is not enough to reach it: the daemon checks that its author may name it.
+// Service is a server of the host itself that a policy opens, as a port of [HostName]. Parse takes
+// any: the caller decides which services the author of a document may name.
 type Service struct {
 	// Rule is the name of the first rule that opens the service.
 	Rule string
