@@ -36,6 +36,7 @@ type Policy struct {
 type rule struct {
 	name      string // as records show it
 	at        Position
+	service   bool // it is an entry of services
 	deny      bool
 	patterns  []pattern
 	prefixes  []netip.Prefix
@@ -94,7 +95,7 @@ func Parse(data []byte) (*Policy, error) {
 	}
 	root, err := document(data)
 	if err != nil {
-		return nil, fmt.Errorf("parse the policy: %w", err)
+		return nil, fmt.Errorf("parse the policy: %w", placed(err))
 	}
 	p := &parser{}
 	p.top(root)
@@ -128,6 +129,23 @@ func document(data []byte) (*yaml.Node, error) {
 		return nil, errors.New("more than one document")
 	}
 	return doc.Content[0], nil
+}
+
+// placed returns an error of the YAML parser as an [Error]. The parser knows the line only, and of
+// the first line not even that.
+func placed(err error) error {
+	message, ok := strings.CutPrefix(err.Error(), "yaml: ")
+	if !ok {
+		return err
+	}
+	at := Position{1, 1}
+	if rest, ok := strings.CutPrefix(message, "line "); ok {
+		line, after, _ := strings.Cut(rest, ": ")
+		if n, err := strconv.Atoi(line); err == nil {
+			at.Line, message = n, after
+		}
+	}
+	return &Error{at, message}
 }
 
 // A parser collects the mistakes of a document.

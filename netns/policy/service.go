@@ -23,8 +23,8 @@ var HostAddress = netip.MustParseAddr("192.0.2.2")
 // maxSocket is the longest path of a Unix socket: sun_path without its NUL.
 const maxSocket = 107
 
-// Service is a server of the host itself that a policy opens, as a port of [HostName]. A document
-// is not enough to reach it: the daemon checks that its author may name it.
+// Service is a server of the host itself that a policy opens, as a port of [HostName]. Parse takes
+// any: the caller decides which services the author of a document may name.
 type Service struct {
 	// Rule is the name of the first rule that opens the service.
 	Rule string
@@ -65,7 +65,7 @@ func (p *Policy) service(port uint16) (Service, bool) {
 // service reads an entry of services, which is also a rule that allows its port.
 func (p *parser) service(n *yaml.Node, index int) {
 	r := rule{
-		name: fmt.Sprintf("services[%d]", index), at: Position{n.Line, n.Column},
+		name: fmt.Sprintf("services[%d]", index), at: Position{n.Line, n.Column}, service: true,
 		patterns: []pattern{{name: HostName}}, protocols: []Protocol{TCP},
 	}
 	var s Service
@@ -109,7 +109,7 @@ func (s *Service) target(n *yaml.Node) error {
 	if file, ok := strings.CutPrefix(n.Value, "unix:"); ok {
 		switch {
 		case !path.IsAbs(file), path.Clean(file) != file, file == "/", strings.ContainsFunc(file, control):
-			return fmt.Errorf("%q is no absolute path of a socket without . and ..", file)
+			return fmt.Errorf("%q is no absolute path of a socket in its shortest form", file)
 		case len(file) > maxSocket:
 			return fmt.Errorf("the path of a socket has %d bytes, more than %d", len(file), maxSocket)
 		}
