@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/netns/gateway"
+	"github.com/sandboxd/sandboxd/netns/gateway/ca"
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
@@ -47,6 +49,10 @@ func run() error {
 	p, err := newProcess(conn)
 	if err != nil {
 		return err
+	}
+	// While the files can be read.
+	if p.roots, err = x509.SystemCertPool(); err != nil {
+		return fmt.Errorf("read the host's certificate authorities: %w", err)
 	}
 	held, hello, descriptors, err := confineProcess()
 	if err != nil {
@@ -89,6 +95,7 @@ type process struct {
 	most     int // networks
 	pool     *pool
 	resolver *resolver
+	roots    *x509.CertPool // of the host
 	sending  sync.Mutex
 	networks map[string]*served // of serve only
 }
@@ -196,6 +203,10 @@ func (p *process) add(a *add, files []*os.File) error {
 	if old == nil && len(p.networks) >= p.most {
 		return fmt.Errorf("add network: the gateway serves %d already, as many as its limit of open files allows; raise the hard limit (ulimit -Hn, LimitNOFILE=)", len(p.networks))
 	}
+	authority, placed, err := a.inspection()
+	if err != nil {
+		return fmt.Errorf("add network: %w", err)
+	}
 	s, err := open(files)
 	if err != nil {
 		return fmt.Errorf("add network: %w", err)
@@ -204,11 +215,28 @@ func (p *process) add(a *add, files []*os.File) error {
 		old.close()
 	}
 	n := gateway.New(gateway.Options{
-		ID: a.ID, Policy: parsed, Budget: a.Budget, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Dial: p.pool.share().connect,
+		ID: a.ID, Policy: parsed, Budget: a.Budget, CA: authority, Roots: p.roots, Secrets: placed, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Dial: p.pool.share().connect,
 		Record: func(e gateway.Event) { _ = p.send(&message{Event: toWire(e)}) }, // a daemon that is gone ends serve too
 	})
 	p.networks[a.ID] = serveNetwork(n, s)
 	return nil
+}
+
+// inspection returns what inspected connections need.
+func (a *add) inspection() (authority *ca.Authority, placed []gateway.Secret, err error) {
+	if len(a.Certificate)+len(a.Key) > 0 {
+		if authority, err = ca.Load(a.Certificate, a.Key); err != nil {
+			return nil, nil, err
+		}
+	}
+	for i := range a.Secrets {
+		s, err := a.Secrets[i].Gateway()
+		if err != nil {
+			return nil, nil, err
+		}
+		placed = append(placed, s)
+	}
+	return authority, placed, nil
 }
 
 // sockets are those of one sandbox, made inside.

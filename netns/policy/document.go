@@ -86,6 +86,11 @@ func (w Warning) String() string {
 // are not examined.
 func (p *Policy) Warnings() []Warning { return slices.Clone(p.warnings) }
 
+// Inspects reports whether a rule reads requests, so that TLS has to end at the gateway.
+func (p *Policy) Inspects() bool {
+	return slices.ContainsFunc(p.rules, func(r rule) bool { return r.inspect })
+}
+
 // Parse reads a policy document in YAML, or in JSON, which is YAML. It returns every mistake in it,
 // each an *[Error], joined. An unknown key is a mistake: a restriction that is skipped would make a
 // sandbox look safer than it is.

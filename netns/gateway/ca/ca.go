@@ -1,11 +1,12 @@
 // Package ca makes the certificates by which a gateway reads the TLS connections of one sandbox.
 //
 // An Authority is trusted by its sandbox only: its certificate is put into that sandbox's trust
-// stores and nowhere else. The keys are made in memory and no method returns them, so they end
-// with the process that made them.
+// stores and nowhere else. The daemon makes it and keeps its key (Authority.Key), because it lives as
+// long as the sandbox, and the process that signs certificates may be replaced (Load).
 package ca
 
 import (
+	"bytes"
 	"container/list"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -15,6 +16,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/hex"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
 	"net/netip"
@@ -66,10 +68,6 @@ func New(now time.Time, life time.Duration) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the key of a certificate authority: %w", err)
 	}
-	leafKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("make the key of certificates: %w", err)
-	}
 	number, err := serial()
 	if err != nil {
 		return nil, err
@@ -90,11 +88,45 @@ func New(now time.Time, life time.Duration) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the certificate of the authority back: %w", err)
 	}
+	return authority(cert, key)
+}
+
+// Load returns an authority of a certificate in PEM, as [Authority.Certificate] returns it, and the
+// key of [Authority.Key].
+func Load(certificate, key []byte) (*Authority, error) {
+	block, rest := pem.Decode(certificate)
+	if block == nil || block.Type != "CERTIFICATE" || len(bytes.TrimSpace(rest)) > 0 {
+		return nil, errors.New("load a certificate authority: no single certificate")
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("load a certificate authority: %w", err)
+	}
+	parsed, err := x509.ParseECPrivateKey(key)
+	if err != nil {
+		return nil, errors.New("load a certificate authority: malformed key") // the reason may quote it
+	}
+	public, ok := cert.PublicKey.(*ecdsa.PublicKey)
+	if !ok || !public.Equal(parsed.Public()) || !cert.IsCA {
+		return nil, errors.New("load a certificate authority: the key is not that of the certificate")
+	}
+	return authority(cert, parsed)
+}
+
+func authority(cert *x509.Certificate, key *ecdsa.PrivateKey) (*Authority, error) {
+	leafKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make the key of certificates: %w", err)
+	}
 	return &Authority{
-		cert: cert, pem: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key: key, leaf: leafKey,
+		cert: cert, pem: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}), key: key, leaf: leafKey,
 		leaves: make(map[string]*list.Element), order: list.New(),
 	}, nil
 }
+
+// Key returns the private key, as SEC 1 has it. Who has it can be every server to the sandbox, and
+// to no other program.
+func (a *Authority) Key() ([]byte, error) { return x509.MarshalECPrivateKey(a.key) }
 
 // serial returns a number of 127 random bits, of which the first byte is never zero.
 func serial() (*big.Int, error) {
