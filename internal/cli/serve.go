@@ -110,6 +110,7 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.EndedLimit, "ended-limit", 0, "maximum `number` of ended sandboxes; oldest are removed first, after at least an hour; 0: no limit")
 	f.DurationVar(&o.SnapshotAge, "snapshot-age", 0, "maximum age of snapshots without a sandbox and without the label sandboxd.keep (default: no limit)")
 	f.StringVar(&o.ceiling, "network-ceiling", "", "most that network policies may allow: a policy `file`, presets such as pypi,npm, full, or none (default: no bound; for tenants full)")
+	f.StringVar(&o.Secrets, "secrets", "", "YAML `file` of secrets that the gateway puts into requests of sandboxes; see docs/guides/network-policy.md")
 	f.StringVar(&o.Profiles, "profiles", "", "`directory` of security profiles beside the built-in ones (default: none)")
 	f.IntVar(&o.AgentRuns, "agent-runs", o.AgentRuns, "maximum `number` of hosted agent runs in progress, from 1 to 1000")
 	f.DurationVar(&o.AgentAge, "agent-age", o.AgentAge, "maximum age of idle hosted agent runs; 0: no limit")
@@ -193,6 +194,13 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 		if opts.Require[i] = strings.TrimSpace(name); opts.Require[i] == "" {
 			return opts, cmdline.Usagef("--require has an empty name")
 		}
+	}
+	if opts.Secrets != "" {
+		abs, err := filepath.Abs(opts.Secrets)
+		if err != nil {
+			return opts, fmt.Errorf("make %s absolute: %w", opts.Secrets, err)
+		}
+		opts.Secrets = abs
 	}
 	if opts.Profiles != "" {
 		abs, err := filepath.Abs(opts.Profiles)
