@@ -5,6 +5,7 @@
 //	confined    attack from where the product would begin to make namespaces
 //	control     attack from before the confinement: everything should work
 //	no-filter   as confined, but without the seccomp filter
+//	root-alone  as no-filter, on a kernel that says it has no Landlock
 package main
 
 import (
@@ -99,6 +100,15 @@ func first() error {
 	if err := unix.Dup3(fd, 0, 0); err != nil {
 		return err
 	}
+	if string(order) == "root-alone" {
+		enosys := uint(unix.ENOSYS)
+		if err := libct.LoadFilter(&specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{
+			Action: specs.ActErrno, ErrnoRet: &enosys,
+			Names: []string{"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"},
+		}}}); err != nil {
+			return err
+		}
+	}
 	return launcher.MakerConfine()
 }
 
@@ -108,7 +118,7 @@ func second(filter *specs.LinuxSeccomp) error {
 	if err != nil {
 		return err
 	}
-	if string(order[:n]) != "no-filter" {
+	if string(order[:n]) == "confined" {
 		if err := libct.LoadFilter(filter); err != nil {
 			return err
 		}
@@ -138,6 +148,7 @@ var attacks = []struct {
 	{name: "open-sandboxes", try: func() error { return open(launcher.SandboxesDir, unix.O_RDONLY) }},
 	{name: "open-passwd", try: func() error { return open("/../etc/passwd", unix.O_RDONLY|unix.O_CREAT) }},
 	{name: "open-launcher", try: func() error { return open("/proc/1/root/run/libct", unix.O_RDONLY) }},
+	{name: "read-proc", try: func() error { return open("/proc/self/status", unix.O_RDONLY) }},
 	{name: "write-sysctl", try: func() error { return open("/proc/sys/kernel/domainname", unix.O_WRONLY) }},
 	{name: "execve", reached: unix.EFAULT, try: func() error { return raw(unix.SYS_EXECVE, 0, 0, 0) }},
 	{name: "execveat", reached: unix.EFAULT, try: func() error { return raw(unix.SYS_EXECVEAT, 0, 0, 0) }},

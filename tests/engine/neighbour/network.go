@@ -44,6 +44,13 @@ var network = map[string]func(argument string) string{
 		}
 		return strings.Join(names, " ")
 	},
+	"sys-read-only": func(string) string {
+		var fs unix.Statfs_t
+		if err := unix.Statfs("/sys", &fs); err != nil {
+			return named(err)
+		}
+		return fmt.Sprint(fs.Flags&unix.ST_RDONLY != 0)
+	},
 	// Changes of the namespace, for a program with every capability in its own user namespace.
 	"link-down":  func(string) string { return named(changeLo(unix.SIOCSIFFLAGS)) },
 	"new-mtu":    func(string) string { return named(changeLo(unix.SIOCSIFMTU)) },
