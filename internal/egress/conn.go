@@ -203,7 +203,7 @@ func (c *conn) unsent(err error) error {
 func (c *conn) giveUp(sent <-chan error) error {
 	c.end(fmt.Errorf("it has not answered within %v", answerIn))
 	if sent != nil {
-		<-sent // it has the descriptors
+		_ = <-sent // it has the descriptors
 	}
 	<-c.ended
 	return errLost

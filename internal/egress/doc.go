@@ -1,5 +1,5 @@
-// Package egress runs the gateway of sandboxes (package gateway) as a process of its own, and is the
-// daemon's client of it.
+// Package egress runs the gateway of sandboxes (package gateway) as a process of its own, and is
+// the daemon's client of it.
 //
 // The process, `sandboxd gateway`, parses bytes of sandboxes and of servers. It is this program,
 // executed by the broker with one descriptor, and confines itself before it reads anything: no
@@ -28,6 +28,7 @@
 // the names that the old one resolved: programs resolve again. Each network's record gets an event
 // of the kind [Restarted].
 //
-// A panic in the code of one network ends the process for all networks. The delays bound the work of
-// restarts; a network that can crash the gateway again and again denies the network to all others.
+// A panic in the code of one network ends the process for all networks. The delays bound the work
+// of restarts; a network that can crash the gateway again and again denies the network to all
+// others.
 package egress
