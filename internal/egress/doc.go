@@ -16,12 +16,12 @@
 //	  │ end of file ──────────────────────────────────► │  ends
 //
 // Neither side trusts the other. Packets have one bounded JSON value without unknown fields. A
-// packet of the gateway that breaks a bound ends the connection; events are read at a bounded rat
+// packet of the gateway that breaks a bound ends the connection; events are read at a bounded rate.
 //
 // A gateway that was taken over sees the connections that pass through it, and can hide or invent
-// events of the networks that it serves. It can connect to any address that the host reaches, and
-// ask for the size and times of files. It reads no other file, writes none, executes nothing, and
-// reaches no other process.
+// events of the networks that it serves. It can connect to any address that the host reaches, its
+// loopback too, and ask for the size and times of files. It reads no other file, writes none,
+// executes nothing, and reaches no other process.
 //
 // # Ends
 //
@@ -32,8 +32,8 @@
 // of the kind [Restarted]. Budgets count anew.
 //
 // A process also ends itself where another file has taken the name of resolv.conf, which Landlock
-// does not let it read. A file that is rewritten in place, or lies in a directory of its service, is
-// read anew without that.
+// does not let it read. A file that is rewritten in place, or lies in a directory of its service,
+// is read anew without that.
 //
 // A panic in the code of one network ends the process for all networks. The delays bound the work
 // of restarts; a network that can crash the gateway again and again denies the network to all
