@@ -16,8 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// gatewayStandIn stands in for a gateway: it says its pid, session, arguments and environment on its
-// socket, and ends with it.
+// gatewayStandIn stands in for a gateway: it says its pid, session, arguments and environment on
+// its socket, and ends with it.
 func gatewayStandIn() bool {
 	if len(os.Args) != 2 || os.Args[1] != egress.Argument {
 		return false
@@ -61,8 +61,8 @@ func startTestGateway(t *testing.T, b *broker) (*net.UnixConn, []string) {
 	return conn, strings.Split(string(buf[:n]), "\n")
 }
 
-// A gateway gets its socket and nothing of the broker's environment. The next one replaces it, since
-// the daemon cannot signal it, and the broker's end is its end.
+// A gateway gets its socket and nothing of the broker's environment. The next one replaces it,
+// since the daemon cannot signal it, and the broker's end is its end.
 func TestGatewayRequests(t *testing.T) {
 	t.Setenv("SANDBOXD_TEST_SECRET", "planted")
 	b, log := newBroker(t, Agents{})

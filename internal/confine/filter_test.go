@@ -28,7 +28,7 @@ func decide(t *testing.T, vm *bpf.VM, arch, number uint32, args ...uint32) uint3
 	if err != nil {
 		t.Fatal(err)
 	}
-	return uint32(got) //nolint:gosec // a word
+	return uint32(got)
 }
 
 func TestGatewayFilter(t *testing.T) {

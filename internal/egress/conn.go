@@ -203,7 +203,9 @@ func (c *conn) unsent(err error) error {
 func (c *conn) giveUp(sent <-chan error) error {
 	c.end(fmt.Errorf("it has not answered within %v", answerIn))
 	if sent != nil {
-		<-sent // it has the descriptors
+		if err := <-sent; err != nil { // until then it has the descriptors
+			c.fail(err)
+		}
 	}
 	<-c.ended
 	return errLost

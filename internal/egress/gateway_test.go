@@ -122,10 +122,9 @@ func honest(p *player) {
 
 // stage starts parts, the last again and again.
 type stage struct {
-	t     *testing.T
-	time  *timers
-	got   chan request
-	began chan int
+	t    *testing.T
+	time *timers
+	got  chan request
 
 	mu    sync.Mutex // guards those below
 	parts []part

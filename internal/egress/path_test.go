@@ -241,7 +241,7 @@ func TestPath(t *testing.T) {
 	}
 	web := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "hello "+r.Host) })}
 	t.Cleanup(func() { _ = web.Close() })
-	go web.Serve(l)
+	go func() { _ = web.Serve(l) }()
 
 	for _, network := range []string{"udp", "tcp"} {
 		if code, answers := box.lookup(t, network, "example.com"); code != dnsmessage.RCodeSuccess || len(answers) != 1 {

@@ -28,8 +28,7 @@ func Main(args []string) (code int, handled bool) {
 	if len(args) != 1 || args[0] != Argument {
 		return 0, false
 	}
-	// A service manager signals all processes of the daemon; the daemon's orderly end is ours. Caught
-	// here because the filter refuses nothing that Go's runtime needs for it.
+	// A service manager signals all processes of the daemon, and the daemon's orderly end is ours.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxd gateway:", err)
@@ -67,8 +66,8 @@ func run() error {
 	return p.serve(hello)
 }
 
-// confineProcess takes from this process whatever a gateway does not need, and returns the number of
-// descriptors that it may have.
+// confineProcess takes from this process whatever a gateway does not need, and returns the number
+// of descriptors that it may have.
 func confineProcess() (_ io.Closer, _ *hello, descriptors uint64, err error) {
 	_, _ = time.Now().Zone() // reads the host's time zone, once
 	descriptors, err = confine.RaiseDescriptors()

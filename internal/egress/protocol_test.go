@@ -27,7 +27,7 @@ func FuzzEvent(f *testing.F) {
 		a, _ := netip.AddrFromSlice(addr)
 		e := gateway.Event{
 			Network: "box", Kind: gateway.Request, Time: time.Unix(0, n), Duration: time.Duration(n), Protocol: "http", Name: parsed.String(), Addr: a, Port: port,
-			Method: method, Path: path, Status: status, Rule: rule, Reason: reason, Out: n, In: n, Lost: uint64(n), //nolint:gosec // any
+			Method: method, Path: path, Status: status, Rule: rule, Reason: reason, Out: n, In: n, Lost: uint64(n),
 		}
 		packet, err := encode(&message{Event: toWire(e)})
 		if err != nil {

@@ -9,8 +9,8 @@ import (
 )
 
 // The descriptors of the process are shared by its networks. Each can always have minimum: its
-// sockets, 8 pipes, 32 questions, 256 connections whose first bytes are not complete, and both sides
-// of 16 others. Further connections take from a pool, and no network more than is left there
+// sockets, 8 pipes, 32 questions, 256 connections whose first bytes are not complete, and both
+// sides of 16 others. Further connections take from a pool, and no network more than is left there
 // afterwards: with n greedy networks, one more finds 1/(n+1) of the pool.
 const (
 	reserved      = 128 // of the process itself
@@ -22,7 +22,7 @@ const (
 // maxNetworks returns the number of networks whose minimum fits into three quarters of the limit of
 // descriptors.
 func maxNetworks(descriptors uint64) int {
-	usable := max(0, int(min(descriptors, 1<<30))-reserved) //nolint:gosec // bounded
+	usable := max(0, int(min(descriptors, 1<<30))-reserved)
 	if n := usable / 4 * 3 / minimum; n > 0 {
 		return n
 	}
@@ -36,7 +36,7 @@ type pool struct {
 }
 
 func newPool(descriptors uint64) *pool {
-	usable := max(0, int(min(descriptors, 1<<30))-reserved) //nolint:gosec // bounded
+	usable := max(0, int(min(descriptors, 1<<30))-reserved)
 	return &pool{free: (usable - maxNetworks(descriptors)*minimum) / perConnection}
 }
 

@@ -64,8 +64,8 @@ func execute(path string, args ...string) func() error {
 	}
 }
 
-// attacks returns the attacks. dir has a file, a Unix socket and a program; peer is a process of the
-// same user, which permits tracing.
+// attacks returns the attacks. dir has a file, a Unix socket and a program; peer is a process of
+// the same user, which permits tracing.
 func attacks(dir string, peer int) []attack {
 	file := filepath.Join(dir, "file")
 	name, err := unix.BytePtrFromString(file)
@@ -182,8 +182,7 @@ func attacks(dir string, peer int) []attack {
 			if err != nil {
 				return fmt.Errorf("control: %w", err)
 			}
-			defer unix.Munmap(m)
-			return unix.Mprotect(m, unix.PROT_READ|unix.PROT_EXEC)
+			return errors.Join(unix.Mprotect(m, unix.PROT_READ|unix.PROT_EXEC), unix.Munmap(m))
 		}},
 		{name: "make a file in memory", try: call(unix.SYS_MEMFD_CREATE, uintptr(unsafe.Pointer(name)), 0)},
 		{name: "ask a terminal", try: func() error { _, err := unix.IoctlGetInt(int(os.Stderr.Fd()), unix.TIOCINQ); return err }, privileged: true},
@@ -292,8 +291,8 @@ func TestTakenOver(t *testing.T) {
 	}
 }
 
-// A gateway has no capability in any set, no supplementary group of root's, and is hidden from other
-// processes of its user.
+// A gateway has no capability in any set, no supplementary group of root's, and is hidden from
+// other processes of its user.
 func TestPrivilegesOfProcess(t *testing.T) {
 	_, s, _ := startGateway(t)
 	pid := s.cmd.Process.Pid
