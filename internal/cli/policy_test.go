@@ -152,6 +152,12 @@ func TestPolicy(t *testing.T) {
   ]
 }
 `},
+		{
+			args: "test go -", stdin: `{"kind":"query","protocol":"dns","name":"a.test","allow":true}` + "\n" +
+				`{"kind":"connection","protocol":"tls","name":"a.test","address":"1.1.1.1","port":22,"allow":false}` + "\n",
+			stdout: "VERDICT   FLOWS   WHAT             WHY\nlookup    1       look up a.test   no rule allows a.test\n" +
+				"of 2 flows, 0 that were allowed would be refused, and 0 that were refused allowed\n",
+		},
 		{args: "test - -", code: 2, stderr: "either the policy or the record"},
 		{args: "test learned.yaml broken.jsonl", code: 1, stderr: "line 2"},
 	} {

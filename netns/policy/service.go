@@ -150,13 +150,17 @@ var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 // allServices joins the services of rules to those that are listed as services, sorted by port.
 func (p *parser) allServices() []Service {
 	all := slices.Clone(p.services)
+	listed, opened := map[uint16]string{}, map[uint16]bool{} // a document has up to 100,000 ports
+	for _, s := range p.services {
+		listed[s.Port] = s.Rule
+	}
 	for i, s := range p.opened {
-		same := slices.IndexFunc(all, func(other Service) bool { return other.Port == s.Port })
-		switch {
-		case same < 0:
+		switch rule, ok := listed[s.Port]; {
+		case ok:
+			p.fail(p.openedAt[i], "port %d of %s is that of %s already; write inspect, methods and paths there", s.Port, HostName, rule)
+		case !opened[s.Port]:
+			opened[s.Port] = true
 			all = append(all, s)
-		case same < len(p.services):
-			p.fail(p.openedAt[i], "port %d of %s is that of %s already; write inspect, methods and paths there", s.Port, HostName, all[same].Rule)
 		}
 	}
 	slices.SortFunc(all, func(a, b Service) int { return int(a.Port) - int(b.Port) })
