@@ -273,6 +273,11 @@ func (x *exchange2) check() (err error) {
 	} else if err != nil {
 		return err
 	}
+	for name := range x.r.Trailer {
+		if name = strings.ToLower(name); sniff.Decisive(name) {
+			return &refusal{Verdict: policy.Verdict{Reason: "the request has the trailer " + name}, malformed: true}
+		}
+	}
 	var v policy.Verdict
 	v, x.event.Secret, err = x.judge(q)
 	x.event.Rule = v.Rule

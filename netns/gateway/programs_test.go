@@ -40,15 +40,20 @@ type program struct {
 func (p *program) run(args ...string) string {
 	p.t.Helper()
 	path, err := exec.LookPath(args[0])
+	if err == nil && args[0] == "python3" { // which may be a script that asks the home for the program
+		var out []byte
+		out, err = exec.CommandContext(p.t.Context(), path, "-c", "import sys; print(sys.executable)").Output()
+		path = strings.TrimSpace(string(out))
+	}
 	if err != nil {
-		p.t.Skipf("%v", err)
+		p.t.Skipf("%s: %v", args[0], err)
 	}
 	c := exec.CommandContext(p.t.Context(), path, args[1:]...)
 	c.Dir = p.dir
 	c.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + p.dir, "LC_ALL=C", "GIT_TERMINAL_PROMPT=0", "GIT_CONFIG_NOSYSTEM=1", "GIT_SSL_CAINFO=" + p.trust,
 		"CURL_CA_BUNDLE=" + p.trust, "SSL_CERT_FILE=" + p.trust, "REQUESTS_CA_BUNDLE=" + p.trust, "PIP_CERT=" + p.trust, "NODE_EXTRA_CA_CERTS=" + p.trust,
-		"PYTHONPATH=" + p.dir, "NODE_OPTIONS=--require=" + p.file("lookup.cjs", nodeLookup), "PYENV_ROOT=/root/.pyenv", "PYENV_VERSION=" + os.Getenv("PYENV_VERSION"),
+		"PYTHONPATH=" + p.dir, "NODE_OPTIONS=--require=" + p.file("lookup.cjs", nodeLookup),
 	}
 	p.file("sitecustomize.py", pythonLookup)
 	out, err := c.CombinedOutput()
