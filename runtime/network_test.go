@@ -2,6 +2,7 @@ package runtime_test
 
 import (
 	"context"
+	"reflect"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -23,7 +24,7 @@ func TestModeOfTheNetworkDecides(t *testing.T) {
 			if got, want := b.engine.Spec(ids[name]).Network, name == "full" || name == "egress"; got != want {
 				t.Errorf("%s: %s: network %t, want %t", when, name, got, want)
 			}
-			if rec, err := s.Get(ids[name]); err != nil || rec.Network != n {
+			if rec, err := s.Get(ids[name]); err != nil || !reflect.DeepEqual(rec.Network, n) {
 				t.Errorf("%s: %s: the record says %+v, %v", when, name, rec.Network, err)
 			}
 		}
