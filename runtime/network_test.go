@@ -73,7 +73,7 @@ func TestWarmSandboxFitsItsModeOfTheNetwork(t *testing.T) {
 		req := fitting("")
 		req.Network = tc.network
 		rec := create(t, s, req)
-		if (rec.ID == parked) != tc.claims || rec.Network != tc.network {
+		if (rec.ID == parked) != tc.claims || !reflect.DeepEqual(rec.Network, tc.network) {
 			t.Errorf("%+v gets %s with %+v; parked was %s", tc.network, rec.ID, rec.Network, parked)
 		}
 	}
