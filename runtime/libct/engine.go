@@ -420,7 +420,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 			return nil, err
 		}
 	}
-	channel, err := e.handFilter(p.config)
+	channel, err := e.handFilter(spec.Profile.Seccomp, p.config)
 	if err != nil {
 		return nil, err
 	}
