@@ -1,8 +1,7 @@
 // Sandboxd-init is process 1 of every sandbox. It serves the daemon's requests on the socket that
 // it inherits as descriptor 3; see package guest. Its arguments name the descriptor of its filter,
 // the order in which memory is taken back, and the Landlock restrictions of programs. It is of no
-// use by itself. A process with limits of
-// its own executes it first, see inside.RunShim.
+// use by itself. A process with limits of its own executes it first, see inside.RunShim.
 package main
 
 import (

@@ -69,8 +69,8 @@ type request struct {
 	// answer before.
 	Set wireSet `json:"deposit,omitzero"`
 
-	// filter is the seccomp filter of Spec, as JSON. It follows the message in its packet: the launcher
-	// recognizes the bytes of one that it has ([filters]). Older daemons send it within Spec.
+	// filter is the seccomp filter of Spec, as JSON. It follows the message in its packet: the
+	// launcher recognizes the bytes of one that it has ([filters]). Older daemons send it within Spec.
 	filter []byte
 }
 

@@ -512,11 +512,11 @@ func initArgs(spec *runtime.Spec, enforced *api.Enforced) []string {
 }
 
 // offers reports whether programs are better targets of the kernel than init when memory runs out.
-// That must be so where a limit of the sandbox's own can be met. Elsewhere the host has run out, and
-// a program that makes itself a worse target again would have the kernel end those of other
+// That must be so where a limit of the sandbox's own can be met. Elsewhere the host has run out. A
+// program that makes itself a worse target again would then have the kernel end those of other
 // sandboxes first. Every program can: only a process with CAP_SYS_RESOURCE on the host sets a bound
-// for that (oom_score_adj_min). Where Landlock keeps it from writing to /proc, what it starts before
-// init has written keeps the old value.
+// for that (oom_score_adj_min). Landlock may keep a program from writing to /proc, but its children
+// from before init's writing keep the old value.
 func offers(enforced *api.Enforced) bool { return enforced.Memory == "cgroup" }
 
 // confinement returns the restrictions that the sandbox's init puts on programs.

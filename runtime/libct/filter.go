@@ -45,8 +45,8 @@ func (f *filters) program(filter *specs.LinuxSeccomp, config *configs.Seccomp) (
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	// They are compared whole: a filter that is mistaken for another one would be a hole. That takes
-	// no time for the launcher's own, which have one address and never change (launcher.Server).
+	// They are compared whole: a filter that is mistaken for another one would be a hole. That takes no
+	// time where they have one address, as those that launcher.Server has decoded, which never change.
 	i := slices.IndexFunc(f.known, func(c compiled) bool { return reflect.DeepEqual(c.filter, filter) })
 	if i < 0 {
 		p, err := compile(config)
