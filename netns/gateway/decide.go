@@ -99,6 +99,22 @@ func (n *Network) unnamed(dst netip.AddrPort) (v policy.Verdict, flow policy.Flo
 	return v, flow
 }
 
+// target returns where a connection that is allowed leads: to its destination, or to a service of the
+// host.
+func (n *Network) target(dst netip.AddrPort) (netip.AddrPort, error) {
+	if dst.Addr() != policy.HostAddress {
+		return dst, nil
+	}
+	s, ok := n.policy.Load().Service(dst.Port())
+	switch {
+	case !ok:
+		return dst, refuse("no service of the host has port %d", dst.Port())
+	case s.Socket != "":
+		return dst, refuse("the service of port %d is a Unix socket, which the gateway cannot reach", dst.Port())
+	}
+	return s.Address, nil
+}
+
 // A peer is the server that TLS which ends here was meant for.
 type peer struct {
 	name  policy.Name // zero if the client sent no name

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -173,6 +172,14 @@ func (n *Network) answer(msg []byte, limit int, later func(func() []byte)) []byt
 		// An HTTPS record would bring keys for ECH, which hides the server name.
 		return q.reply(dnsmessage.RCodeSuccess, nil, "", limit)
 	}
+	if name == hostName {
+		addrs := []netip.Addr{policy.HostAddress}
+		if ask.ipv6 {
+			addrs = nil
+		}
+		n.memory.add(ask, addrs)
+		return q.reply(dnsmessage.RCodeSuccess, addrs, "", limit)
+	}
 	if addrs, ok := n.memory.answer(ask); ok {
 		return q.reply(dnsmessage.RCodeSuccess, addrs, "", limit)
 	}
@@ -186,6 +193,16 @@ func (n *Network) answer(msg []byte, limit int, later func(func() []byte)) []byt
 	later(func() []byte { return n.lookup(&q, ask, event, limit) })
 	return nil
 }
+
+// hostName is the name of the host's own services. Its address is the policy's, and the host's
+// resolver is not asked.
+var hostName = func() policy.Name {
+	name, err := policy.ParseName(policy.HostName)
+	if err != nil {
+		panic(err) // it is a constant
+	}
+	return name
+}()
 
 // lookup asks the host's resolver.
 func (n *Network) lookup(q *query, ask question, event Event, limit int) []byte {
@@ -216,61 +233,21 @@ func (n *Network) lookup(q *query, ask question, event Event, limit int) []byte 
 	return q.reply(dnsmessage.RCodeSuccess, addrs, event.Reason, limit)
 }
 
-// anyName allows every name on every port, and so exactly the addresses that need no CIDR.
-var anyName = sync.OnceValue(func() *policy.Policy {
-	p, err := policy.Parse([]byte(`{version: 1, rules: [{allow: "*", ports: any}]}`))
-	if err != nil {
-		panic(fmt.Sprintf("parse the policy of public addresses: %v", err)) // the data is ours
-	}
-	return p
-})
-
 // reachable returns the addresses of a name that a connection could be allowed to, and the verdict
 // about the last of the others.
 func (n *Network) reachable(ask question, found []netip.Addr) (addrs []netip.Addr, refusal policy.Verdict) {
 	p := n.policy.Load()
-	for _, a := range found[:min(len(found), 2*maxAddresses)] { // each refused one costs a thousand questions
+	for _, a := range found[:min(len(found), 2*maxAddresses)] { // each one costs a walk over the rules
 		if a = a.Unmap(); a.Is4() == ask.ipv6 || len(addrs) == maxAddresses {
 			continue // a mapped address in an AAAA record among them
 		}
-		if v := allowedSomewhere(p, ask.name, a); v.Allow {
+		if p.Reachable(ask.name, a) {
 			addrs = append(addrs, a)
 		} else {
-			refusal = v
+			refusal = p.Connect(tcpFlow(ask.name, netip.AddrPortFrom(a, 443)))
 		}
 	}
 	return addrs, refusal
-}
-
-// likelyPorts are those that connections to a special-purpose address are looked for on, beside the
-// first 1024. A policy cannot be asked about all ports of an address at once. An address that a
-// rule opens on other ports only is not in answers; it is reached by its number.
-var likelyPorts = [...]uint16{
-	1433, 1521, 1883, 2049, 2375, 2379, 3000, 3128, 3306, 3389, 4000, 4222, 4873, 5000, 5001, 5432, 5671, 5672, 5900, 6379, 6443, 7000, 7860, 8000, 8001, 8008,
-	8080, 8081, 8082, 8083, 8086, 8088, 8090, 8123, 8200, 8443, 8500, 8529, 8883, 8888, 9000, 9001, 9042, 9090, 9092, 9200, 9300, 9418, 9443, 11211, 11434, 15672,
-	19530, 27017, 50051,
-}
-
-// allowedSomewhere reports whether the policy could allow a connection to an address of a name,
-// given that it resolves the name.
-func allowedSomewhere(p *policy.Policy, name policy.Name, addr netip.Addr) policy.Verdict {
-	f := policy.Flow{Protocol: policy.TCP, Name: name, Addr: addr, Port: 443}
-	if v := anyName().Connect(f); v.Allow {
-		return v
-	}
-	refusal := p.Connect(f)
-	if refusal.Allow {
-		return refusal
-	}
-	for i := range 1024 + len(likelyPorts) {
-		if f.Port = uint16(i); i >= 1024 { // below 2048
-			f.Port = likelyPorts[i-1024]
-		}
-		if v := p.Connect(f); v.Allow {
-			return v
-		}
-	}
-	return refusal
 }
 
 // explain is the text of a refusal for the program inside.

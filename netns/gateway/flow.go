@@ -146,7 +146,11 @@ func (f *flow) serve() error {
 	plain, named := f.n.unnamed(f.dst)
 	switch {
 	case unread:
-		if err := f.allow(v, []policy.Flow{tcpFlow(policy.Name{}, f.dst)}); err != nil {
+		named := tcpFlow(policy.Name{}, f.dst)
+		if names := f.n.memory.namesOf(f.dst.Addr()); len(names) > 0 {
+			named.Name = names[len(names)-1] // most likely meant, for the record
+		}
+		if err := f.allow(v, []policy.Flow{named}); err != nil {
 			return err
 		}
 		if err := f.dial(); err != nil {
@@ -325,9 +329,13 @@ func (f *flow) readHello() ([]byte, *peer, error) {
 func (f *flow) dial() error {
 	f.dialBy.Store(f.n.opts.Now().Add(f.n.limits.dial).UnixNano())
 	defer f.dialBy.Store(0)
-	c, err := f.n.opts.Dial(f.ctx, f.dst)
+	to, err := f.n.target(f.dst)
 	if err != nil {
-		return fmt.Errorf("connect to %s: %w", f.dst, err)
+		return err
+	}
+	c, err := f.n.opts.Dial(f.ctx, to)
+	if err != nil {
+		return fmt.Errorf("connect to %s: %w", to, err)
 	}
 	_ = c.SetLinger(0) // as for the client
 	s, err := newStream(c)
