@@ -282,8 +282,9 @@ func (x *exchange2) check() (err error) {
 	var v policy.Verdict
 	v, x.event.Secret, err = x.judge(q)
 	x.event.Rule = v.Rule
-	if err == nil {
-		err = x.failed
+	if err == nil && x.failed != nil {
+		x.event.Secret = "" // it goes nowhere
+		return x.failed
 	}
 	return err
 }

@@ -44,7 +44,8 @@ type Binding struct {
 // path are those of the binding. Requests that have the placeholder in any other place of their
 // head are refused. Bodies are not searched: a placeholder there reaches the server as it is.
 //
-// A response that repeats the secret has its name in its place in fields and trailers. It is not
+// No secret goes into a TRACE request, which is answered with its own head. A response that repeats
+// the secret, as it is or in base64, has its name in its place in fields and trailers. It is not
 // removed from bodies, which may be compressed or cut anywhere: do not bind a secret to a path that
 // answers with it.
 type Secret struct{ b *bound }
@@ -246,7 +247,8 @@ var anyPublic = netip.AddrFrom4([4]byte{1, 1, 1, 1})
 // secret.
 func (s *bound) covers(of *peer, port uint16, q *sniff.Request) bool {
 	f := policy.Flow{Protocol: policy.TCP, Name: s.host, Addr: anyPublic, Port: port}
-	return of != nil && of.name == s.host && q.PathError == nil && q.Rewrites == "" && s.requests.Request(f, q.Method, q.Path).Allow
+	echoed := q.Method == "TRACE" || q.Method == "TRACK" // servers answer these with the request itself
+	return of != nil && of.name == s.host && !echoed && q.PathError == nil && q.Rewrites == "" && s.requests.Request(f, q.Method, q.Path).Allow
 }
 
 // mentioned reports whether the placeholder stands anywhere in the head of a request.

@@ -164,6 +164,7 @@ func TestPlaceholdersElsewhere(t *testing.T) {
 		"another port":                {bearer(Binding{Port: 8443}), "GET", "https://api.test/v1/x", map[string]string{"Authorization": "Bearer " + placeholder}, "not for this request"},
 		"another path":                {bearer(Binding{Paths: []string{"/v1/y"}}), "GET", "https://api.test/v1/x", map[string]string{"Authorization": "Bearer " + placeholder}, "not for this request"},
 		"another method":              {bearer(Binding{Methods: []string{"GET"}}), "POST", "https://api.test/v1/x", map[string]string{"Authorization": "Bearer " + placeholder}, "not for this request"},
+		"TRACE, which is echoed":      {bearer(Binding{Host: "a.in.test"}), "TRACE", "https://a.in.test/", map[string]string{"Authorization": "Bearer " + placeholder}, "not for this request"},
 		"encoded path":                {bearer(Binding{Paths: []string{"/v1/a/x"}}), "GET", "https://api.test/v1/a%2fx%2f", map[string]string{"Authorization": "Bearer " + placeholder}, "not for this request"},
 		"another field":               {bearer(Binding{}), "GET", "https://api.test/v1/x", map[string]string{"X-Api-Key": placeholder}, "where the secret does not belong"},
 		"a cookie":                    {bearer(Binding{}), "GET", "https://api.test/v1/x", map[string]string{"Cookie": "a=" + placeholder}, "where the secret does not belong"},
@@ -181,6 +182,7 @@ func TestPlaceholdersElsewhere(t *testing.T) {
 				w := newInspected(t, secrets(tc.secret))
 				seen := &headers{}
 				w.secure("93.184.215.21:443", "api.test", seen.ServeHTTP, protocols...)
+				w.secure("93.184.215.30:443", "a.in.test", seen.ServeHTTP, protocols...)
 				p, body := send(t, w.trusting(protocols...), tc.method, tc.url, tc.fields)
 				if p.StatusCode != 403 || !strings.Contains(body, tc.reason) {
 					t.Errorf("%d %s", p.StatusCode, body)
