@@ -33,10 +33,10 @@
 // # Inspection
 //
 // Where a rule asks to read requests within TLS, and the network has an authority, TLS ends here.
-// The client gets a certificate of the authority for the name that it sent, or for the address if it
-// sent none. The server must have one that the host trusts, for the same name; else every request is
-// answered 502 with the reason. Versions before 1.2, client certificates, renegotiation, session
-// tickets for clients and early data are not supported. Requests must name the host of the
+// The client gets a certificate of the authority for the name that it sent, or for the address if
+// it sent none. The server must have one that the host trusts, for the same name; else every
+// request is answered 502 with the reason. Versions before 1.2, client certificates, renegotiation,
+// session tickets for clients and early data are not supported. Requests must name the host of the
 // connection: a connection for one name carries no request for another, also where one certificate
 // of the server covers both.
 //

@@ -36,8 +36,8 @@ type Event struct {
 	Name string
 	Addr netip.Addr
 	Port uint16
-	// Method and Path are those of a request, without its query; Path is also empty if it is malformed.
-	// Method of a query is its type.
+	// Method and Path are those of a request, without its query; Path is also empty if it is
+	// malformed. Method of a query is its type.
 	Method, Path string
 	// Status is the status of a response; 0 if none came.
 	Status int

@@ -1,6 +1,8 @@
+//nolint:staticcheck // SA1019: net/http, which is to replace it, serves HTTP/2 on a connection of its own kind only
 package gateway
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -22,12 +24,11 @@ import (
 const (
 	maxStreams   = 100 // of one connection, to us
 	maxUpstreams = 4   // connections to the server for one of the client, all but one of which drain
-	// The server that is passed on to is closer to the client than to the Internet: small windows slow
-	// nothing there.
+	// The client is on the same host: a small window for its uploads slows nothing.
 	clientWindow, clientStreamWindow = 256 << 10, 64 << 10
 	serverWindow, serverStreamWindow = 1 << 20, 512 << 10
-	// maxHeadH2 is the size of a head that HTTP/2 reads, so that the head of 64 KB that is refused can
-	// be recorded.
+	// maxHeadH2 is the largest head that the library reads. Our own limit is half of it, so that most
+	// heads that are too large are recorded.
 	maxHeadH2 = 128 << 10
 	copySize  = 32 << 10
 	maxWhole  = 4 << 10 // of a response that is passed on in one piece
@@ -145,8 +146,9 @@ func (u *upstream) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// reserve returns a connection that takes one more request. Where the server has ended the last one,
-// as it does when that is idle, it makes another: a client could not tell why its request fails.
+// reserve returns a connection that takes one more request. Where the server has ended the last
+// one, as it does when that is idle, it makes another: a client could not tell why its request
+// fails.
 func (m *multiplex) reserve() (*http2.ClientConn, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -226,7 +228,7 @@ func (m *multiplex) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	answered := false
 	if err == nil {
-		answered, err = x.pass()
+		answered, err = x.pass(r.Context())
 	}
 	x.event.note(err)
 	x.event.Duration = m.n.opts.Now().Sub(x.event.Time)
@@ -267,8 +269,7 @@ func (x *exchange2) check() (err error) {
 	x.request, err = sniff.HTTP2Request(x.r.Method, scheme, x.r.Host, x.r.RequestURI, fields, min(x.r.ContentLength, 0))
 	q := x.request
 	x.event.Name, x.event.Method, x.event.Path = q.Host.Name.String(), q.Method, q.Path.String()
-	var bad *sniff.MalformedError
-	if errors.As(err, &bad) {
+	if bad, ok := errors.AsType[*sniff.MalformedError](err); ok {
 		return &refusal{Verdict: policy.Verdict{Reason: "the request has " + bad.Reason}, malformed: true}
 	} else if err != nil {
 		return err
@@ -281,20 +282,21 @@ func (x *exchange2) check() (err error) {
 	var v policy.Verdict
 	v, x.event.Secret, err = x.judge(q)
 	x.event.Rule = v.Rule
-	if err == nil {
-		err = x.failed
+	if err == nil && x.failed != nil {
+		x.event.Secret = "" // it goes nowhere
+		return x.failed
 	}
 	return err
 }
 
-// pass sends the request to the server and passes its response on. It reports whether the client was
-// answered.
-func (x *exchange2) pass() (answered bool, err error) {
+// pass sends the request to the server and passes its response on. It reports whether the client
+// was answered.
+func (x *exchange2) pass(ctx context.Context) (answered bool, err error) {
 	c, err := x.reserve()
 	if err != nil {
 		return false, err
 	}
-	response, err := c.RoundTrip(x.outgoing())
+	response, err := c.RoundTrip(x.outgoing(ctx))
 	switch {
 	case err != nil && x.r.Context().Err() != nil:
 		return true, x.cancelled()
@@ -320,8 +322,8 @@ func (x *exchange2) pass() (answered bool, err error) {
 	x.client.answered(response.StatusCode)
 	x.w.WriteHeader(response.StatusCode)
 	flusher := http.NewResponseController(x.w)
-	// A small response goes in one piece. Others go as they come: their head first, since the client may
-	// wait for that before it sends more.
+	// A small response goes in one piece. Others go as they come: their head first, because the client
+	// may wait for it before it sends more.
 	whole := response.Body == http.NoBody || 0 <= response.ContentLength && response.ContentLength <= maxWhole
 	if !whole {
 		_ = flusher.Flush() // an error comes again with the body
@@ -346,7 +348,7 @@ func (x *exchange2) cancelled() error {
 }
 
 // outgoing returns the request as it goes to the server.
-func (x *exchange2) outgoing() *http.Request {
+func (x *exchange2) outgoing(ctx context.Context) *http.Request {
 	header := make(http.Header, len(x.request.Fields))
 	for _, f := range x.request.Fields {
 		if f.Name == "host" || f.Name == "expect" { // the body follows at once: the library asks the client for it
@@ -367,7 +369,7 @@ func (x *exchange2) outgoing() *http.Request {
 	if x.r.ContentLength == 0 {
 		out.Body = nil
 	}
-	return out.WithContext(x.r.Context())
+	return out.WithContext(ctx)
 }
 
 type countedBody struct {

@@ -22,17 +22,19 @@ const (
 	maxContinuations = 16
 	// Frames that carry nothing: a program has few of them, a flood nothing else.
 	idleFrameRate, idleFrameBurst = 50, 1000
-	// Updates of windows follow what is received. Libraries send one for some KB.
+	// A client updates a window when it has received bytes. Libraries send one update for some KB.
 	minUpdate, freeUpdates = 64, 1000
-	// maxRefusedStreams bounds the requests beyond the number that the client was told it may have open.
+	// maxRefusedStreams bounds the requests beyond the number that the client was told it may have
+	// open.
 	maxRefusedStreams = 1000
 	// status400 is the field ":status 400" of the static table, with which a response begins.
 	status400 = 0x8c
 )
 
 // A watched connection follows the frames on the client's side, between TLS and the library that
-// reads them. The library ends what is malformed and bounds what it keeps, but has no clock of ours,
-// no bound of frames that cost processor time only, and does not tell what it refuses.
+// reads them. The library refuses malformed frames and bounds its memory. The watch adds the time
+// for heads, bounds of frames that cost processor time only, and a record of the library's
+// refusals.
 type watched struct {
 	*tls.Conn
 	f       *flow
@@ -131,7 +133,7 @@ func (w *watched) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// see follows what the client sends, and keeps the time for heads.
+// see follows bytes of the client, and keeps the time for heads.
 func (w *watched) see(b []byte) error {
 	for rest := b; len(rest) > 0; {
 		var at point
@@ -150,7 +152,7 @@ func (w *watched) see(b []byte) error {
 
 // judge judges a frame by its header.
 func (w *watched) judge() error {
-	switch w.in.kind() {
+	switch w.in.kind() { //nolint:exhaustive // the others have the default
 	case http2.FrameHeaders:
 		w.continuations, w.block = 0, !w.in.has(http2.FlagHeadersEndHeaders)
 	case http2.FrameContinuation:
@@ -181,7 +183,7 @@ func (w *watched) carriesNothing() error {
 	return nil
 }
 
-// Write passes frames of the library to the client, and records what it refuses.
+// Write passes frames of the library to the client, and records its refusals.
 func (w *watched) Write(b []byte) (int, error) {
 	w.writes.Lock()
 	defer w.writes.Unlock()
@@ -207,7 +209,7 @@ func (w *watched) Write(b []byte) (int, error) {
 // see, or "".
 func (w *watched) refusal() string {
 	code := func(at int) http2.ErrCode { return http2.ErrCode(binary.BigEndian.Uint32(w.out.first[at:])) }
-	switch w.out.kind() {
+	switch w.out.kind() { //nolint:exhaustive // the others refuse nothing
 	case http2.FrameHeaders:
 		if w.out.first[0] != status400 {
 			return ""
@@ -242,7 +244,7 @@ func (w *watched) answered(status int) {
 }
 
 // Close ends the connection in an orderly way, and the reading by the library. The flow closes the
-// connection below. A client that does not read what is being written gets a reset.
+// connection below. A client that does not read gets a reset.
 func (w *watched) Close() error {
 	_ = w.SetReadDeadline(past) // of a connection that is gone
 	if !w.writes.TryLock() {

@@ -22,8 +22,8 @@ const (
 	maxSessions = 128 // of servers, which a further connection resumes
 )
 
-// An endpoint is what all TLS connections share that end in one network's gateway. Nothing of it is
-// shared with another network.
+// An endpoint is the state that the inspected TLS connections of one network share. Networks share
+// none.
 type endpoint struct {
 	roots    *x509.CertPool
 	rootsErr error // of reading the host's
@@ -185,8 +185,7 @@ func (f *flow) handshake(s *stream, protocols []string) (*tls.Conn, error) {
 	f.dialBy.Store(f.n.opts.Now().Add(f.n.limits.dial).UnixNano())
 	defer f.dialBy.Store(0)
 	if err := c.HandshakeContext(f.ctx); err != nil {
-		var certificate *tls.CertificateVerificationError
-		if errors.As(err, &certificate) {
+		if certificate, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 			return nil, fmt.Errorf("the certificate of %s at %s is not valid: %w", host, f.dst, certificate.Err)
 		}
 		return nil, fmt.Errorf("TLS handshake with %s at %s: %w", host, f.dst, err)

@@ -22,11 +22,12 @@ type Options struct {
 	ID     string
 	Policy *policy.Policy
 	Budget Budget
-	// IPv6 reports that the host reaches the Internet over IPv6. Without it no name has an AAAA record:
-	// clients would try those addresses first.
+	// IPv6 reports that the host reaches the Internet over IPv6. Without it no name has an AAAA
+	// record: clients would try those addresses first.
 	IPv6 bool
-	// Lookup resolves a name on the host; network is "ip4" or "ip6", as for [net.Resolver.LookupNetIP].
-	// A [net.DNSError] with IsNotFound stands for a name without such addresses.
+	// Lookup resolves a name on the host; network is "ip4" or "ip6", as for
+	// [net.Resolver.LookupNetIP]. A [net.DNSError] with IsNotFound stands for a name without such
+	// addresses.
 	Lookup func(ctx context.Context, network string, name policy.Name) ([]netip.Addr, error)
 	// Dial connects to exactly this address. Nil stands for a connection from this process.
 	Dial func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)

@@ -36,7 +36,7 @@ type program struct {
 	port   string
 }
 
-// run runs a program and returns what it writes. It skips the test if the host does not have it.
+// run runs a program and returns its output. It skips the test if the host does not have it.
 func (p *program) run(args ...string) string {
 	p.t.Helper()
 	path, err := exec.LookPath(args[0])

@@ -29,8 +29,8 @@ type Binding struct {
 	Port uint16
 	// Methods and Paths are as in rules of a policy. Empty stands for all.
 	Methods, Paths []string
-	// Placeholder is the word that the sandbox has in the place of the secret: 16 to 128 letters, digits,
-	// hyphens and underscores. It is no secret itself.
+	// Placeholder is the word that the sandbox has in the place of the secret: 16 to 128 letters,
+	// digits, hyphens and underscores. It is no secret itself.
 	Placeholder string
 	// Always puts the secret also into requests that lack the field. Placeholder may be empty then.
 	Always bool
@@ -41,10 +41,11 @@ type Binding struct {
 //
 // It is put into a request that comes within TLS on a connection whose requests are read, when its
 // policy allows the request, the certificate of the server is valid for the host, and method and
-// path are those of the binding. Requests that have the placeholder in any other place of their head
-// are refused. Bodies are not searched: a placeholder there reaches the server as it is.
+// path are those of the binding. Requests that have the placeholder in any other place of their
+// head are refused. Bodies are not searched: a placeholder there reaches the server as it is.
 //
-// A response that repeats the secret has its name in its place in fields and trailers. It is not
+// No secret goes into a TRACE request, which is answered with its own head. A response that repeats
+// the secret, as it is or in base64, has its name in its place in fields and trailers. It is not
 // removed from bodies, which may be compressed or cut anywhere: do not bind a secret to a path that
 // answers with it.
 type Secret struct{ b *bound }
@@ -68,7 +69,7 @@ type Credential struct {
 	// sign returns fields that a signature changes; none if the placeholder does not stand where the
 	// secret belongs.
 	sign func(q *sniff.Request, placeholder string) ([]sniff.Field, error)
-	// values returns what must not be seen in responses.
+	// values returns the texts that responses must not show.
 	values func() []string
 	err    error
 }
@@ -87,9 +88,9 @@ func Bearer(token string) Credential {
 	}
 }
 
-// Basic is a password in "Authorization: Basic", as git, pip and curl send it for a URL with a user.
-// The placeholder stands for the password, or for the user where a token is given as one. The user
-// may be empty; then the client's is kept.
+// Basic is a password in "Authorization: Basic", as git, pip and curl send it for a URL with a
+// user. The placeholder stands for the password, or for the user where a token is given as one. The
+// user may be empty; then the client's is kept.
 func Basic(user, password string) Credential {
 	err := checkSecret(password, "a password")
 	if strings.ContainsFunc(user, func(r rune) bool { return r <= ' ' || r == ':' || r >= 0x7f }) {
@@ -159,7 +160,7 @@ func Field(name, value string) Credential {
 	}
 }
 
-// checkSecret refuses what cannot stand in a field, without telling it.
+// checkSecret refuses a value that cannot stand in a field. The error does not contain it.
 func checkSecret(value, what string) error {
 	switch {
 	case len(value) < minSecret || len(value) > maxSecret:
@@ -211,7 +212,7 @@ func newSecret(b Binding, c Credential) (*bound, error) {
 }
 
 // requestsOf returns a policy that allows exactly the requests of a binding, so that methods and
-// paths mean what they mean in rules.
+// paths are matched as in rules.
 func requestsOf(b Binding) (*policy.Policy, error) {
 	type rule struct {
 		Allow   string   `json:"allow"`
@@ -246,7 +247,8 @@ var anyPublic = netip.AddrFrom4([4]byte{1, 1, 1, 1})
 // secret.
 func (s *bound) covers(of *peer, port uint16, q *sniff.Request) bool {
 	f := policy.Flow{Protocol: policy.TCP, Name: s.host, Addr: anyPublic, Port: port}
-	return of != nil && of.name == s.host && q.PathError == nil && q.Rewrites == "" && s.requests.Request(f, q.Method, q.Path).Allow
+	echoed := q.Method == "TRACE" || q.Method == "TRACK" // servers answer these with the request itself
+	return of != nil && of.name == s.host && !echoed && q.PathError == nil && q.Rewrites == "" && s.requests.Request(f, q.Method, q.Path).Allow
 }
 
 // mentioned reports whether the placeholder stands anywhere in the head of a request.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
 	"reflect"
@@ -163,6 +164,7 @@ func TestPlaceholdersElsewhere(t *testing.T) {
 		"another port":                {bearer(Binding{Port: 8443}), "GET", "https://api.test/v1/x", map[string]string{"Authorization": "Bearer " + placeholder}, "not for this request"},
 		"another path":                {bearer(Binding{Paths: []string{"/v1/y"}}), "GET", "https://api.test/v1/x", map[string]string{"Authorization": "Bearer " + placeholder}, "not for this request"},
 		"another method":              {bearer(Binding{Methods: []string{"GET"}}), "POST", "https://api.test/v1/x", map[string]string{"Authorization": "Bearer " + placeholder}, "not for this request"},
+		"TRACE, which is echoed":      {bearer(Binding{Host: "a.in.test"}), "TRACE", "https://a.in.test/", map[string]string{"Authorization": "Bearer " + placeholder}, "not for this request"},
 		"encoded path":                {bearer(Binding{Paths: []string{"/v1/a/x"}}), "GET", "https://api.test/v1/a%2fx%2f", map[string]string{"Authorization": "Bearer " + placeholder}, "not for this request"},
 		"another field":               {bearer(Binding{}), "GET", "https://api.test/v1/x", map[string]string{"X-Api-Key": placeholder}, "where the secret does not belong"},
 		"a cookie":                    {bearer(Binding{}), "GET", "https://api.test/v1/x", map[string]string{"Cookie": "a=" + placeholder}, "where the secret does not belong"},
@@ -180,6 +182,7 @@ func TestPlaceholdersElsewhere(t *testing.T) {
 				w := newInspected(t, secrets(tc.secret))
 				seen := &headers{}
 				w.secure("93.184.215.21:443", "api.test", seen.ServeHTTP, protocols...)
+				w.secure("93.184.215.30:443", "a.in.test", seen.ServeHTTP, protocols...)
 				p, body := send(t, w.trusting(protocols...), tc.method, tc.url, tc.fields)
 				if p.StatusCode != 403 || !strings.Contains(body, tc.reason) {
 					t.Errorf("%d %s", p.StatusCode, body)
@@ -215,7 +218,7 @@ func TestPlaceholderTwice(t *testing.T) {
 	seen := &headers{}
 	w.secure("93.184.215.21:443", "api.test", seen.ServeHTTP, "http/1.1")
 	w.resolve("api.test", dnsmessage.TypeA)
-	c := w.secureDial("93.184.215.21:443", "api.test", "http/1.1")
+	c := w.secureDial("http/1.1")
 	p, _ := get(t, c, bufio.NewReader(c), "GET", "GET /v1/x HTTP/1.1\r\nHost: api.test\r\nAuthorization: Bearer "+placeholder+"\r\nAuthorization: Bearer "+placeholder+"\r\n\r\n")
 	if p.StatusCode != 403 || len(seen.all) > 0 {
 		t.Errorf("%d, %v", p.StatusCode, seen.all)
@@ -250,7 +253,7 @@ func TestSeveralSecrets(t *testing.T) {
 	}
 }
 
-// What a server repeats in fields and trailers does not reach the sandbox.
+// A secret that a server repeats in fields and trailers does not reach the sandbox.
 func TestSecretsAreRedacted(t *testing.T) {
 	for version, protocols := range protocols {
 		t.Run(version, func(t *testing.T) {
@@ -285,7 +288,7 @@ func TestSecretsAreRedacted(t *testing.T) {
 			}
 		})
 	}
-	// Nor does what a refusal or a failure quotes of it.
+	// Nor does one that a failure quotes.
 	w := newInspected(t, secrets(bind(t, Binding{}, Bearer(token))))
 	w.raw("93.184.215.14:80", answers("HTTP/1.1 200 OK\r\nContent-Length: "+token+"\r\n\r\n"))
 	if p, body := send(t, w.client(), "GET", "http://web.test/", nil); p.StatusCode != 502 || strings.Contains(body, token) || !strings.Contains(body, "[secret key]") {
@@ -298,7 +301,7 @@ func TestSecretsAreRedacted(t *testing.T) {
 	}
 }
 
-// What is printed, marshalled or walked through has no value.
+// Printing, marshalling and reflection show no value.
 func TestSecretsAreNotPrinted(t *testing.T) {
 	opts := Options{Secrets: []Secret{bind(t, Binding{}, Bearer(token)), bind(t, Binding{}, Basic("me", password)), bind(t, Binding{}, Field("x-key", token)), bind(t, Binding{}, AWS("AKID", token, password))}}
 	n := New(Options{Secrets: opts.Secrets, Record: func(Event) {}})
@@ -320,7 +323,7 @@ func TestSecretsAreNotPrinted(t *testing.T) {
 	var walk func(v reflect.Value)
 	walk = func(v reflect.Value) {
 		walked++
-		switch v.Kind() {
+		switch v.Kind() { //nolint:exhaustive // the kinds that hold others, or text
 		case reflect.String:
 			if strings.Contains(v.String(), "SECRET") {
 				t.Errorf("%s", v)
@@ -330,13 +333,14 @@ func TestSecretsAreNotPrinted(t *testing.T) {
 				walk(v.Elem())
 			}
 		case reflect.Struct:
-			for i := range v.NumField() {
-				walk(v.Field(i))
+			for _, field := range v.Fields() {
+				walk(field)
 			}
 		case reflect.Slice, reflect.Array:
 			for i := range v.Len() {
 				walk(v.Index(i))
 			}
+		default: // holds no text
 		}
 	}
 	walk(reflect.ValueOf(opts.Secrets))
@@ -412,8 +416,10 @@ func TestSigV4(t *testing.T) {
 		"S3, an upload with an encoded path": {
 			"PUT", "examplebucket.s3.amazonaws.com", "/test%24file.text", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
 			[]sniff.Field{
-				{Name: "date", Value: "Fri, 24 May 2013 00:00:00 GMT"}, {Name: "x-amz-content-sha256", Value: "44ce7dd67c959e0d3524ffac1771dfbba87d2b6b4b4e99e42034a8b803f8b072"},
-				{Name: "x-amz-date", Value: "20130524T000000Z"}, {Name: "x-amz-storage-class", Value: "REDUCED_REDUNDANCY"},
+				{Name: "date", Value: "Fri, 24 May 2013 00:00:00 GMT"},
+				{Name: "x-amz-content-sha256", Value: "44ce7dd67c959e0d3524ffac1771dfbba87d2b6b4b4e99e42034a8b803f8b072"},
+				{Name: "x-amz-date", Value: "20130524T000000Z"},
+				{Name: "x-amz-storage-class", Value: "REDUCED_REDUNDANCY"},
 			},
 			"20130524/us-east-1/s3", "date;host;x-amz-content-sha256;x-amz-date;x-amz-storage-class", "98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd",
 		},
@@ -437,7 +443,7 @@ func TestSigV4(t *testing.T) {
 	}
 }
 
-// What cannot be signed again is refused; what is signed with another key passes as it is.
+// A request that cannot be signed again is refused. One that is signed with another key passes.
 func TestSigV4Refuses(t *testing.T) {
 	const scope = "/20261123/eu-west-1/s3/aws4_request"
 	field := func(id, signed string) string {
@@ -445,10 +451,7 @@ func TestSigV4Refuses(t *testing.T) {
 	}
 	ok := map[string]string{"Authorization": field(placeholder, "host;x-amz-content-sha256;x-amz-date"), "X-Amz-Date": "20261123T120000Z", "X-Amz-Content-Sha256": emptyHash}
 	with := func(name, value string) map[string]string {
-		all := make(map[string]string)
-		for k, v := range ok {
-			all[k] = v
-		}
+		all := maps.Clone(ok)
 		if all[name] = value; value == "" {
 			delete(all, name)
 		}

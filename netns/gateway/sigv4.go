@@ -19,11 +19,12 @@ const (
 )
 
 // AWS signs requests with Signature Version 4. The sandbox has the placeholder as its access key id
-// and any secret key: what the client signed is signed again. The session token is empty for keys
+// and any secret key: the gateway signs the same fields again. The session token is empty for keys
 // without one.
 //
-// A request with a body must have its hash in x-amz-content-sha256, as clients of S3 send it, because
-// no body is held back. A body that is signed chunk by chunk and a signature in the URL are refused.
+// A request with a body must have its hash in x-amz-content-sha256, as clients of S3 send it,
+// because no body is held back. A body that is signed chunk by chunk and a signature in the URL are
+// refused.
 func AWS(accessKeyID, secretKey, sessionToken string) Credential {
 	err := checkSecret(secretKey, "a secret key")
 	if accessKeyID == "" || strings.Trim(accessKeyID, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789") != "" {

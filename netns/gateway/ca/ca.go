@@ -31,8 +31,8 @@ const (
 	// MaxLife is the longest life of an authority. Some clients accept no longer one of a server's
 	// certificate (398 days).
 	MaxLife = 397 * 24 * time.Hour
-	// early is how long before its making a certificate begins: the clocks of two processes of one host
-	// may be read in another order.
+	// early is how long before its making a certificate begins: the clocks of two processes of one
+	// host may be read in another order.
 	early = time.Hour
 )
 

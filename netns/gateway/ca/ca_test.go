@@ -131,7 +131,7 @@ func TestLeavesAreBounded(t *testing.T) {
 	}
 }
 
-// What is printed or marshalled by mistake has no key.
+// Printing an authority shows no key.
 func TestKeysAreNotPrinted(t *testing.T) {
 	a := newAuthority(t)
 	key, err := a.key.Bytes()

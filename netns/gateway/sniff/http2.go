@@ -16,8 +16,8 @@ var connectional = map[string]bool{
 // It is as strict as [ReadRequest], because the server may pass the request on over HTTP/1. It
 // always returns the parts of the request that it understood.
 //
-// The fields have names in lower case, and none of them is a pseudo-header. absent is the length of a
-// body that no field announces: 0 if the stream has ended, else -1.
+// The fields have names in lower case, and none of them is a pseudo-header. absent is the length of
+// a body that no field announces: 0 if the stream has ended, else -1.
 func HTTP2Request(method, scheme, authority, target string, fields []Field, absent int64) (*Request, error) {
 	q := &Request{Target: target, Fields: fields}
 	if !validMethod(method) {

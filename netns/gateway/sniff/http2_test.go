@@ -77,7 +77,7 @@ func TestSetField(t *testing.T) {
 	}
 }
 
-// FuzzSetField: a changed head is read as what was set, and nothing else is changed.
+// FuzzSetField: a changed head has the new field, and nothing else is changed.
 func FuzzSetField(f *testing.F) {
 	f.Add("GET / HTTP/1.1\r\nHost: a.test\r\nAuthorization: x\r\n\r\n", "authorization", "y")
 	f.Add("GET / HTTP/1.1\r\nHost: a.test\r\nA: b\r\n\r\n", "x-key", "secret")
@@ -94,7 +94,7 @@ func FuzzSetField(f *testing.F) {
 	})
 }
 
-// FuzzHTTP2Request: what is accepted is read in the same way as HTTP/1.
+// FuzzHTTP2Request: an accepted request is read in the same way as HTTP/1.
 func FuzzHTTP2Request(f *testing.F) {
 	f.Add("GET", "a.test", "/a?b", "accept", "*/*")
 	f.Add("POST", "a.test:443", "/a%2fb", "content-length", "3")
