@@ -39,23 +39,10 @@ documents.
 
 // policyDocument returns the document that an argument stands for: see policyArguments.
 func policyDocument(arg string, stdin io.Reader) ([]byte, error) {
-	if arg != "-" && !strings.ContainsAny(arg, "./") {
-		doc, err := policy.Named(arg)
-		if err != nil {
-			return nil, fmt.Errorf("%w; the name of a file has a slash or a dot", err)
-		}
-		return doc, nil
+	if arg == "-" {
+		return cmdline.ReadPolicy(stdin)
 	}
-	f, err := openInput(arg, stdin)
-	if err != nil {
-		return nil, fmt.Errorf("read the policy: %w", err)
-	}
-	defer f.Close()
-	doc, err := io.ReadAll(io.LimitReader(f, 2<<20)) // Parse refuses half of this
-	if err != nil {
-		return nil, fmt.Errorf("read the policy: %w", err)
-	}
-	return doc, nil
+	return cmdline.PolicyDocument(arg)
 }
 
 // openInput opens a file, or standard input for "-".

@@ -2,9 +2,9 @@ package cmdline
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -73,15 +73,29 @@ func (n *Network) With(egress *Size, flag string) (api.Network, error) {
 	return net, nil
 }
 
-// PolicyDocument returns the network policy that a user names: presets joined by commas, or a file.
+// PolicyDocument returns the network policy that a user names: presets joined by commas, or a file,
+// whose name has a slash or a dot.
 func PolicyDocument(name string) ([]byte, error) {
-	presets := policy.Presets()
-	if !slices.ContainsFunc(strings.Split(name, ","), func(p string) bool { return !slices.Contains(presets, p) }) {
-		return policy.Named(name)
+	if !strings.ContainsAny(name, "./") {
+		doc, err := policy.Named(name)
+		if err != nil {
+			return nil, fmt.Errorf("%w; the name of a file has a slash or a dot", err)
+		}
+		return doc, nil
 	}
-	document, err := os.ReadFile(filepath.Clean(name))
+	f, err := os.Open(filepath.Clean(name))
 	if err != nil {
-		return nil, fmt.Errorf("%q is neither a policy file nor made of presets (%s): %w", name, strings.Join(presets, ", "), err)
+		return nil, fmt.Errorf("read the policy: %w", err)
 	}
-	return document, nil
+	defer f.Close()
+	return ReadPolicy(f)
+}
+
+// ReadPolicy reads a policy document, at most a little more than [policy.Parse] takes.
+func ReadPolicy(r io.Reader) ([]byte, error) {
+	doc, err := io.ReadAll(io.LimitReader(r, 2<<20))
+	if err != nil {
+		return nil, fmt.Errorf("read the policy: %w", err)
+	}
+	return doc, nil
 }

@@ -163,10 +163,15 @@ func (n *Networks) checkSecrets(tenant string, names []string, p *policy.Policy)
 // permitted reports whether a tenant may have a policy.
 func (n *Networks) permitted(tenant string, p *policy.Policy) error {
 	ceiling := n.opts.Ceiling
-	if tenant != "" {
-		if len(p.Services()) > 0 {
+	for _, s := range p.Services() {
+		switch {
+		case tenant != "":
 			return class.Invalidf("network policy: services of the host are the operator's to give")
+		case s.Socket != "":
+			return class.Invalidf("network policy: %s: the gateway reaches no Unix socket; let the service listen on an address of the host's loopback", s.Rule)
 		}
+	}
+	if tenant != "" {
 		if ceiling == nil {
 			ceiling = policy.Public()
 		}
