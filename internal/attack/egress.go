@@ -23,9 +23,8 @@ const (
 	Rules = "network rules"
 )
 
-// ServicePort is the port of policy.HostName that the attacked sandbox's policy allows, and nothing
-// else. Its server is [Answer].
-const ServicePort = 7
+// servicePort is a port of the host's own services, which no policy of an attacked sandbox opens.
+const servicePort = 7
 
 // PortVariable and SocketVariable are the environment variables that tell attacks of [Egress] where
 // a server listens on the host: the port on its loopback, and the name of its abstract Unix socket.
@@ -40,9 +39,9 @@ const serviceAddress = "192.0.2.2"
 // attackedName is a name that no policy of an attacked sandbox allows.
 const attackedName = "exfiltrated.attacker.example."
 
-// Egress is every attack on the network of a sandbox whose policy allows nothing but
-// [ServicePort]. Where such an attack works, something answered that the policy does not allow, or
-// the sandbox's namespace was changed.
+// Egress is every attack on the network of a sandbox whose policy allows nothing. Where such an
+// attack works, something answered that the policy does not allow, or the sandbox's namespace was
+// changed.
 //
 // In their control the same namespace has neither rules nor gateway, and [Everything] in it: what is
 // sent arrives.
@@ -56,16 +55,13 @@ func Egress() []Attack {
 	return all
 }
 
-// UpName is the check of a sandbox with a network that the allowed service answers: where it does
-// not work, no attack of [Egress] proves anything.
+// UpName is the check that a gateway serves the sandbox: where it does not work, no attack of
+// [Egress] proves anything.
 const UpName = "network-is-up"
 
 func networkIsUp() Attack {
 	return Attack{UpName, Gateway, func() error {
-		if err := resolve(netip.MustParseAddrPort("192.0.2.53:53"), unix.SOCK_DGRAM, "host.sandboxd.internal.", dnsmessage.TypeA); err != nil {
-			return err
-		}
-		return reach(serviceAddress+":"+strconv.Itoa(ServicePort), plain)
+		return errors.Join(answered(netip.MustParseAddrPort("192.0.2.53:53")), accepted("1.1.1.1:443"))
 	}}
 }
 
@@ -73,7 +69,7 @@ func hostPort() string {
 	if p := os.Getenv(PortVariable); p != "" {
 		return p
 	}
-	return strconv.Itoa(ServicePort)
+	return strconv.Itoa(servicePort)
 }
 
 // destinations are connections to places that no policy opens by a name.
@@ -85,8 +81,7 @@ func destinations() []Attack {
 		"loopback-compatible": "[::127.0.0.1]:HOST", "loopback-nat64": "[64:ff9b::7f00:1]:HOST", "loopback-6to4": "[2002:7f00:1::1]:HOST",
 		"unspecified": "0.0.0.0:HOST", "unspecified6": "[::]:HOST", "unspecified-mapped": "[::ffff:0.0.0.0]:HOST", "this-network": "0.1.2.3:80",
 		"loopback-translated": "[64:ff9b:1::7f00:1]:HOST",
-		// The ports behind and beside the one that is open, by the address of the host's services and by
-		// that of the nameserver.
+		// Ports of the address of the host's services, and of the nameserver.
 		"service-port-behind": serviceAddress + ":HOST", "service-other-port": serviceAddress + ":80", "nameserver-port": "192.0.2.53:80",
 		// Neighbours of the host.
 		"private-10": "10.0.0.1:80", "private-172": "172.16.0.1:80", "private-192": "192.168.0.1:443", "shared": "100.64.0.1:80",
@@ -192,7 +187,7 @@ func names() []Attack {
 		{"egress-dns-over-tls-named", Gateway, func() error { return reach("1.1.1.1:853", clientHello("one.one.one.one")) }},
 		{"egress-dns-over-https", Gateway, func() error { return reach("1.1.1.1:443", clientHello("one.one.one.one")) }},
 		{"egress-tls-unnamed", Gateway, func() error { return reach("1.1.1.1:443", clientHello("")) }},
-		// The name of the allowed service opens no other address.
+		// The name of the host's services opens no other address.
 		{"egress-tls-borrowed-name", Gateway, func() error { return reach("1.1.1.1:443", clientHello("host.sandboxd.internal")) }},
 		{"egress-http-borrowed-name", Gateway, func() error {
 			return reach("1.1.1.1:80", []byte("GET / HTTP/1.1\r\nHost: host.sandboxd.internal\r\n\r\n"))
@@ -200,9 +195,9 @@ func names() []Attack {
 	}
 }
 
-// services are connections to the allowed service that mean another.
+// services are requests to the address of the host's services, and by other names.
 func services() []Attack {
-	at := serviceAddress + ":" + strconv.Itoa(ServicePort)
+	at := serviceAddress + ":" + strconv.Itoa(servicePort)
 	request := func(name, head string) Attack {
 		return Attack{"egress-service-" + name, Gateway, func() error { return reach(at, []byte(strings.ReplaceAll(head, "\n", "\r\n")+"\r\n\r\n")) }}
 	}
@@ -230,7 +225,7 @@ func ownPorts() []Attack {
 			all,
 			Attack{"egress-own-port-stream-" + name, Rules, func() error { return accepted(host + ":1") }},
 			Attack{"egress-own-port-dns-" + name, Rules, func() error {
-				return answered(netip.MustParseAddrPort(host+":1"), "host.sandboxd.internal.")
+				return answered(netip.MustParseAddrPort(host + ":1"))
 			}},
 			Attack{"egress-bind-port-stream-" + name, Rules, func() error { return bind(unix.SOCK_STREAM, host+":2") }},
 			Attack{"egress-bind-port-dns-" + name, Rules, func() error { return bind(unix.SOCK_DGRAM, host+":2") }},
@@ -239,11 +234,12 @@ func ownPorts() []Attack {
 	return sorted(all)
 }
 
-// sources are connections to what is allowed, from addresses that are not the sandbox's.
+// sources are connections from addresses that are not the sandbox's. The rules refuse them before
+// the gateway sees any: they work where one is accepted.
 func sources() []Attack {
 	from := func(name, source, to string) Attack {
 		return Attack{"egress-source-" + name, Rules, func() error {
-			return reach(to, plain, func(fd int) error {
+			return accepted(to, func(fd int) error {
 				at := netip.MustParseAddrPort(source)
 				if at.Addr().Is4() {
 					return unix.Bind(fd, sockaddr(at))
@@ -256,7 +252,7 @@ func sources() []Attack {
 			})
 		}}
 	}
-	at := serviceAddress + ":" + strconv.Itoa(ServicePort)
+	at := serviceAddress + ":" + strconv.Itoa(servicePort)
 	return []Attack{
 		from("loopback", "127.0.0.1:0", at), from("neighbour", "10.0.0.7:0", at), from("public", "1.1.1.1:0", at), from("service", serviceAddress+":0", at),
 		from("nameserver", "192.0.2.53:0", at), from("public6", "[2606:4700::1111]:0", "[2606:4700::1112]:80"), from("private6", "[fd00::7]:0", "[fd00::1]:80"),

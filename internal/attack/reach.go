@@ -17,7 +17,7 @@ import (
 // Seconds that an attack waits for an answer. Refusals come at once; only what is dropped takes
 // this long.
 const (
-	streamPatience   = 5
+	streamPatience   = 3
 	datagramPatience = 1
 )
 
@@ -121,7 +121,7 @@ func heard(fd int) error {
 }
 
 // accepted connects, and returns nil if that was accepted.
-func accepted(to string) error {
+func accepted(to string, prepare ...func(fd int) error) error {
 	at, err := netip.ParseAddrPort(to)
 	if err != nil {
 		return err
@@ -131,6 +131,11 @@ func accepted(to string) error {
 		return err
 	}
 	defer unix.Close(fd)
+	for _, p := range prepare {
+		if err := p(fd); err != nil {
+			return err
+		}
+	}
 	return connect(fd, at)
 }
 
@@ -228,8 +233,8 @@ func resolve(server netip.AddrPort, kind int, host string, t dnsmessage.Type) er
 }
 
 // answered asks a server of DNS, and returns nil if it answers at all.
-func answered(server netip.AddrPort, host string) error {
-	packet, err := question(host, dnsmessage.TypeA)
+func answered(server netip.AddrPort) error {
+	packet, err := question(attackedName, dnsmessage.TypeA)
 	if err != nil {
 		return err
 	}

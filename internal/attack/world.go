@@ -18,7 +18,7 @@ import (
 
 // Ports that [Everything] answers on, and those that only DNS is asked on.
 var (
-	streamPorts   = []int{1, ServicePort, 22, 80, 443, 853}
+	streamPorts   = []int{1, servicePort, 22, 80, 443, 853}
 	datagramPorts = []int{123, 443, 5353}
 	dnsPorts      = []int{1, 53}
 )
@@ -210,7 +210,7 @@ func answerStreamedQuestion(c net.Conn) {
 	if err != nil {
 		return
 	}
-	answer := answerQuestion(packet[min(n, 2):n]) // behind its length; what is no question gets an answer too
+	answer := answerQuestion(packet[min(n, 2):n])                                              // behind its length; what is no question gets an answer too
 	_, _ = c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...)) //nolint:gosec // 1 KB at most
 }
 
