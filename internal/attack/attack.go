@@ -120,7 +120,7 @@ func control(name string) {
 			return
 		}
 	}
-	if slices.ContainsFunc(Egress(), func(a Attack) bool { return a.Name == name }) {
+	if slices.ContainsFunc(append(Egress(), networkIsUp()), func(a Attack) bool { return a.Name == name }) {
 		w, err := Everything()
 		if err != nil {
 			report(name, fmt.Errorf("control cannot begin: %w", err))

@@ -94,8 +94,13 @@ func destinations() []Attack {
 		"public": "1.1.1.1:443", "public6": "[2606:4700::1111]:443", "public-mapped": "[::ffff:1.1.1.1]:443", "public-ssh": "1.1.1.1:22",
 		"public-plain": "1.1.1.1:80", "dns-over-tls": "1.1.1.1:853",
 	} {
-		to := to
-		all = append(all, Attack{"egress-" + name, Gateway, func() error { return reach(strings.ReplaceAll(to, "HOST", hostPort()), plain) }})
+		layer := Gateway
+		switch strings.TrimSuffix(to, ":HOST") {
+		case "127.0.0.1", "127.9.9.9", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]", "[::ffff:0.0.0.0]":
+			// The sandbox has a loopback of its own.
+			layer = Namespaces
+		}
+		all = append(all, Attack{"egress-" + name, layer, func() error { return reach(strings.ReplaceAll(to, "HOST", hostPort()), plain) }})
 	}
 	return sorted(all)
 }
@@ -120,8 +125,8 @@ func transports() []Attack {
 	udp := func(name, to string) Attack {
 		return Attack{"egress-" + name, Rules, func() error { return ask(to, plain) }}
 	}
-	prepared := func(name, to string, prepare func(fd int) error) Attack {
-		return Attack{"egress-" + name, Gateway, func() error { return reach(to, plain, prepare) }}
+	prepared := func(name, layer, to string, prepare func(fd int) error) Attack {
+		return Attack{"egress-" + name, layer, func() error { return reach(to, plain, prepare) }}
 	}
 	return []Attack{
 		udp("udp-quic", "1.1.1.1:443"), udp("udp6-quic", "[2606:4700::1111]:443"), udp("udp-time", "1.1.1.1:123"), udp("udp-private", "10.0.0.1:443"),
@@ -131,14 +136,14 @@ func transports() []Attack {
 		{"egress-ping", Rules, func() error { return ping(unix.AF_INET, "10.0.0.1:0") }},
 		{"egress-ping6", Rules, func() error { return ping(unix.AF_INET6, "[fd00::1]:0") }},
 		// Options of IP that lead a packet through other hosts (RFC 791, RFC 8754).
-		prepared("source-route", "1.1.1.1:80", func(fd int) error {
+		prepared("source-route", Filter, "1.1.1.1:80", func(fd int) error {
 			return unix.SetsockoptString(fd, unix.IPPROTO_IP, unix.IP_OPTIONS, "\x83\x07\x04\x0a\x00\x00\x01\x00") // loose, over 10.0.0.1
 		}),
-		prepared("segment-route6", "[2606:4700::1111]:80", func(fd int) error {
+		prepared("segment-route6", Rules, "[2606:4700::1111]:80", func(fd int) error {
 			header := append([]byte{0, 2, 4, 0, 0, 0, 0, 0}, netip.MustParseAddr("fd00::1").AsSlice()...)
 			return unix.SetsockoptString(fd, unix.IPPROTO_IPV6, unix.IPV6_RTHDR, string(header))
 		}),
-		prepared("bind-to-device", "10.0.0.1:80", func(fd int) error { return unix.BindToDevice(fd, "lo") }),
+		prepared("bind-to-device", Gateway, "10.0.0.1:80", func(fd int) error { return unix.BindToDevice(fd, "lo") }),
 		{"egress-fast-open", Gateway, fastOpen},
 		{"egress-mptcp", Filter, func() error { return reachBy("10.0.0.1:80", 262, plain) }},
 		// Abstract sockets are of a network namespace; the one of a sandbox is not the host's.

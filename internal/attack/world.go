@@ -88,7 +88,7 @@ func (w *World) fill() error {
 var greeting = []byte("reached\n")
 
 // allLocal gives the namespace lo, the addresses of a sandbox and routes by which every address is
-// local, as package netns does, and lets packets choose their way.
+// local, as package netns does.
 func allLocal() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -115,11 +115,6 @@ func allLocal() error {
 		}
 		if err := changeRoute(unix.RTM_NEWROUTE, kind); err != nil {
 			return fmt.Errorf("add route of %s: %w", own, err)
-		}
-	}
-	for _, sysctl := range []string{"ipv4/conf/all/accept_source_route", "ipv4/conf/lo/accept_source_route", "ipv6/conf/all/seg6_enabled", "ipv6/conf/lo/seg6_enabled"} {
-		if err := write("/proc/sys/net/"+sysctl, "1"); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("set sysctl %s: %w", sysctl, err)
 		}
 	}
 	return nil
