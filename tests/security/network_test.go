@@ -2,7 +2,9 @@ package security
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
+	"path/filepath"
 	goruntime "runtime"
 	"slices"
 	"strings"
@@ -83,6 +85,17 @@ func attackNetworks(t *testing.T) {
 	}
 	if left := d.List(t); len(left) != 0 {
 		t.Errorf("it left sandboxes behind: %+v", left)
+	}
+}
+
+// SECURITY.md says how many attacks on networks there are.
+func TestNetworkAttacksAreCounted(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(harness.Root(t), "SECURITY.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("and %d more", len(attack.Egress())); !strings.Contains(string(text), want) {
+		t.Errorf("SECURITY.md does not say %q", want)
 	}
 }
 
