@@ -2,6 +2,7 @@ package runtime_test
 
 import (
 	"context"
+	"reflect"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -23,7 +24,7 @@ func TestModeOfTheNetworkDecides(t *testing.T) {
 			if got, want := b.engine.Spec(ids[name]).Network, name == "full" || name == "egress"; got != want {
 				t.Errorf("%s: %s: network %t, want %t", when, name, got, want)
 			}
-			if rec, err := s.Get(ids[name]); err != nil || rec.Network != n {
+			if rec, err := s.Get(ids[name]); err != nil || !reflect.DeepEqual(rec.Network, n) {
 				t.Errorf("%s: %s: the record says %+v, %v", when, name, rec.Network, err)
 			}
 		}
@@ -72,7 +73,7 @@ func TestWarmSandboxFitsItsModeOfTheNetwork(t *testing.T) {
 		req := fitting("")
 		req.Network = tc.network
 		rec := create(t, s, req)
-		if (rec.ID == parked) != tc.claims || rec.Network != tc.network {
+		if (rec.ID == parked) != tc.claims || !reflect.DeepEqual(rec.Network, tc.network) {
 			t.Errorf("%+v gets %s with %+v; parked was %s", tc.network, rec.ID, rec.Network, parked)
 		}
 	}

@@ -30,6 +30,7 @@ const (
 	// be recorded.
 	maxHeadH2 = 128 << 10
 	copySize  = 32 << 10
+	maxWhole  = 4 << 10 // of a response that is passed on in one piece
 )
 
 // An h2 is what all HTTP/2 connections of a network share. The library reads frames and fields of
@@ -272,6 +273,11 @@ func (x *exchange2) check() (err error) {
 	} else if err != nil {
 		return err
 	}
+	for name := range x.r.Trailer {
+		if name = strings.ToLower(name); sniff.Decisive(name) {
+			return &refusal{Verdict: policy.Verdict{Reason: "the request has the trailer " + name}, malformed: true}
+		}
+	}
 	var v policy.Verdict
 	v, x.event.Secret, err = x.judge(q)
 	x.event.Rule = v.Rule
@@ -314,10 +320,13 @@ func (x *exchange2) pass() (answered bool, err error) {
 	x.client.answered(response.StatusCode)
 	x.w.WriteHeader(response.StatusCode)
 	flusher := http.NewResponseController(x.w)
-	if response.Body != http.NoBody && response.ContentLength != 0 {
+	// A small response goes in one piece. Others go as they come: their head first, since the client may
+	// wait for that before it sends more.
+	whole := response.Body == http.NoBody || 0 <= response.ContentLength && response.ContentLength <= maxWhole
+	if !whole {
 		_ = flusher.Flush() // an error comes again with the body
 	}
-	if err := x.copyBody(response.Body, flusher); err != nil {
+	if err := x.copyBody(response.Body, flusher, whole); err != nil {
 		return true, err
 	}
 	prefix := ""
@@ -388,8 +397,8 @@ var connectional = map[string]bool{
 	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Transfer-Encoding": true, "Upgrade": true,
 }
 
-// copyBody passes a body on as it comes.
-func (x *exchange2) copyBody(from io.Reader, flusher *http.ResponseController) error {
+// copyBody passes a body on, as it comes or when it is whole.
+func (x *exchange2) copyBody(from io.Reader, flusher *http.ResponseController, whole bool) error {
 	buf := buffers.Get().(*[]byte) //nolint:forcetypeassert // the pool has nothing else
 	defer buffers.Put(buf)
 	for {
@@ -399,6 +408,8 @@ func (x *exchange2) copyBody(from io.Reader, flusher *http.ResponseController) e
 			if _, err := x.w.Write((*buf)[:n]); err != nil {
 				return fmt.Errorf("pass the response on: %w", err)
 			}
+		}
+		if n > 0 && !whole {
 			if err := flusher.Flush(); err != nil {
 				return fmt.Errorf("pass the response on: %w", err)
 			}

@@ -114,8 +114,14 @@ func (i *inspection) configure(hello *tls.ClientHelloInfo) (*tls.Config, error) 
 	if err != nil {
 		return nil, err
 	}
-	// Without tickets no session is resumed, in this network or another one.
-	config := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*leaf}, SessionTicketsDisabled: true}
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*leaf},
+		// Without tickets no session is resumed, in this network or another one.
+		SessionTicketsDisabled: true,
+		// The bytes do not leave the host: a post-quantum exchange would protect nothing, in a fifth of a
+		// millisecond.
+		CurvePreferences: []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384, tls.CurveP521},
+	}
 	if len(hello.SupportedProtos) > 0 {
 		config.NextProtos = []string{agreed}
 	}

@@ -205,6 +205,8 @@ var attacksH2 = map[string]struct {
 	"expectation":                      {fields: post2("/v1/x", "expect: 200-ok"), body: "abc", want: "400", reason: "expectation"},
 	"many fields":                      {fields: get2("/v1/x", strings.Split(strings.Repeat("a: b\n", 300), "\n")[:300]...), want: "400", reason: "more than 256 fields"},
 	"a head of more than 64 KB":        {fields: get2("/v1/x", "a: "+strings.Repeat("b", 70000)), want: "400", reason: "a head of more than"},
+	"a trailer that rewrites":          {fields: post2("/v1/x", "trailer: x-original-url"), body: "x", want: "400", reason: "the trailer x-original-url"},
+	"a trailer that ends":              {fields: post2("/v1/x", "trailer: keep-alive"), body: "x", want: "400", reason: "the trailer keep-alive"},
 	"an encoded request in the header": {fields: get2("/v1/x", "content-length: 0\r\n\r\nGET /v2/x HTTP/1.1\r\nhost: api.test\r\n\r\n"), want: malformedStream, reason: "malformed request"},
 }
 

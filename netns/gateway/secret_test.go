@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"reflect"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 
 	"github.com/sandboxd/sandboxd/netns/gateway/sniff"
+	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
 const (
@@ -494,4 +496,50 @@ func TestSigV4Refuses(t *testing.T) {
 	if h := seen.all[0]; h.Get("X-Amz-Security-Token") != "session-token-SECRET" || !strings.Contains(h.Get("Authorization"), "x-amz-date;x-amz-security-token,") {
 		t.Errorf("%v", h)
 	}
+}
+
+// FuzzPutSecrets: whatever a request looks like, either the placeholder is gone from its head or it
+// is refused, and a request for another host never has the secret.
+func FuzzPutSecrets(f *testing.F) {
+	f.Add("GET /v1/x HTTP/1.1\r\nHost: api.test\r\nAuthorization: Bearer "+placeholder+"\r\n\r\n", false)
+	f.Add("GET /v1/x HTTP/1.1\r\nHost: api.test\r\nAuthorization: "+basic("me", placeholder2)+"\r\n\r\n", false)
+	f.Add("GET /v1/x HTTP/1.1\r\nHost: api.test\r\nAuthorization: "+sigv4Algorithm+" Credential=SANDBOXD-PLACEHOLDER-3/20261123/eu-west-1/s3/aws4_request, SignedHeaders=host;x-amz-date, Signature=00\r\nX-Amz-Date: 20261123T120000Z\r\n\r\n", false)
+	f.Add("GET /v1/x?"+placeholder+" HTTP/1.1\r\nHost: api.test\r\nX-"+placeholder+": x\r\n\r\n", true)
+	n := New(Options{Record: func(Event) {}, Secrets: []Secret{
+		bind(f, Binding{}, Bearer(token)), bind(f, Binding{Placeholder: placeholder2}, Basic("", password)),
+		bind(f, Binding{Placeholder: "SANDBOXD-PLACEHOLDER-3"}, AWS("AKIAREAL", token, "")),
+	}})
+	f.Cleanup(n.Close)
+	names := map[bool]policy.Name{}
+	for other, s := range map[bool]string{false: "api.test", true: "evil.test"} {
+		name, err := policy.ParseName(s)
+		if err != nil {
+			f.Fatal(err)
+		}
+		names[other] = name
+	}
+	f.Fuzz(func(t *testing.T, head string, other bool) {
+		q, err := sniff.ReadRequest(bufio.NewReader(strings.NewReader(head)))
+		if err != nil || strings.Contains(head, "SECRET") {
+			return
+		}
+		of := &peer{name: names[other]}
+		put, err := n.putSecrets(netip.MustParseAddrPort("93.184.215.21:443"), of, q)
+		raw := string(q.Raw)
+		switch {
+		case err != nil:
+			if strings.Contains(err.Error(), "SECRET") {
+				t.Errorf("%v", err)
+			}
+		case strings.Contains(raw, "SANDBOXD-PLACEHOLDER-"+"1") || strings.Contains(raw, "SANDBOXD-PLACEHOLDER-"+"2"):
+			t.Errorf("passed on: %q", raw)
+		case other && (put != "" || raw != head[:len(raw)]):
+			t.Errorf("changed for another host: %q", raw)
+		}
+		if err == nil {
+			if _, err := sniff.ReadRequest(bufio.NewReader(strings.NewReader(raw))); err != nil {
+				t.Errorf("%q: %v", raw, err)
+			}
+		}
+	})
 }

@@ -300,6 +300,17 @@ func (n *Networks) started(ctx context.Context) (*egress.Gateway, error) {
 	return g, nil
 }
 
+// CheckGateway examines the gateway, if it was started.
+func (n *Networks) CheckGateway() (api.Check, bool) {
+	n.mu.Lock()
+	g := n.gateway
+	n.mu.Unlock()
+	if g == nil {
+		return api.Check{}, false
+	}
+	return g.Check(), true
+}
+
 // end has the gateway forget a life that is over.
 func (n *Networks) end(ctx context.Context, id string, l *life) {
 	l.changing.Lock()

@@ -38,7 +38,7 @@ func ReadChunk(r *bufio.Reader) (raw []byte, size int64, err error) {
 		}
 		if f, err := parseField(line); err != nil {
 			return h.raw, 0, err
-		} else if decisive[f.Name] || rewriting[strings.ReplaceAll(f.Name, "_", "-")] {
+		} else if Decisive(f.Name) {
 			return h.raw, 0, malformed("the trailer %s", f.Name)
 		}
 	}

@@ -231,6 +231,9 @@ func lower(s string) string {
 	return string(b)
 }
 
-// Decisive reports whether a field, in lower case, says where a message goes, where it ends or what
-// becomes of its connection.
-func Decisive(name string) bool { return decisive[name] }
+// Decisive reports whether a field, in lower case, says where a message goes, where it ends, what
+// becomes of its connection, or that it is another request than it looks like. Trailers and secrets
+// must not be such fields.
+func Decisive(name string) bool {
+	return decisive[name] || connectional[name] || rewriting[strings.ReplaceAll(name, "_", "-")]
+}
