@@ -260,7 +260,8 @@ func sources() []Attack {
 	at := serviceAddress + ":" + strconv.Itoa(servicePort)
 	return []Attack{
 		from("loopback", "127.0.0.1:0", at), from("neighbour", "10.0.0.7:0", at), from("public", "1.1.1.1:0", at), from("service", serviceAddress+":0", at),
-		from("nameserver", "192.0.2.53:0", at), from("public6", "[2606:4700::1111]:0", "[2606:4700::1112]:80"), from("private6", "[fd00::7]:0", "[fd00::1]:80"),
+		from("nameserver", "192.0.2.53:0", at), from("loopback6", "[::1]:0", "[2606:4700::1112]:80"),
+		from("public6", "[2606:4700::1111]:0", "[2606:4700::1112]:80"), from("private6", "[fd00::7]:0", "[fd00::1]:80"),
 	}
 }
 
