@@ -43,8 +43,7 @@ const attackedName = "exfiltrated.attacker.example."
 // attack works, something answered that the policy does not allow, or the sandbox's namespace was
 // changed.
 //
-// In their control the same namespace has neither rules nor gateway, and [Everything] in it: what is
-// sent arrives.
+// In their control such a namespace has neither rules nor gateway, and [Everything] answers in it.
 func Egress() []Attack {
 	var all []Attack
 	for _, part := range [][]Attack{
@@ -338,7 +337,7 @@ func nameNamespace() error {
 	}
 	defer unix.Close(fd)
 	const anyID = 0xffffffff
-	return routeRequest(unix.RTM_NEWNSID, []byte{unix.AF_UNSPEC, 0, 0, 0}, attribute(unix.NETNSA_FD, binary.NativeEndian.AppendUint32(nil, uint32(fd))), //nolint:gosec // a descriptor
+	return routeRequest(unix.RTM_NEWNSID, []byte{unix.AF_UNSPEC, 0, 0, 0}, attribute(unix.NETNSA_FD, binary.NativeEndian.AppendUint32(nil, uint32(fd))),
 		attribute(unix.NETNSA_NSID, binary.NativeEndian.AppendUint32(nil, anyID)))
 }
 
@@ -383,7 +382,7 @@ var plain = []byte("\x00sandboxd attack\n")
 
 var errNothing = errors.New("the connection ended without an answer")
 
-// gatewaysRefusal returns the gateway's own answer to an HTTP request, which is no answer of a server.
+// gatewaysRefusal returns the gateway's own answer to an HTTP request as an error, nil for any other.
 func gatewaysRefusal(answer []byte) error {
 	for _, status := range []string{"403", "400"} {
 		if bytes.HasPrefix(answer, []byte("HTTP/1.1 "+status)) {

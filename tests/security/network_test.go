@@ -38,15 +38,16 @@ type networkReport struct {
 }
 
 // TestNetworkAttacksAreRefused runs every attack of the corpus, and those on networks, in sandboxes
-// whose policy allows nothing. As root it does so where everything answers that the gateway might be
-// led to: the daemon is in a network namespace of the test's. The record of each sandbox has the
-// refusals, and nothing that was allowed.
+// whose policy allows nothing. As root it runs where the gateway could be led to anything: the
+// daemon is in a network namespace of the test's, in which everything answers. The record of each
+// sandbox has the refusals, and nothing that was allowed.
 func TestNetworkAttacksAreRefused(t *testing.T) {
 	testenv.RequireUserNS(t)
 	inWorld(t, attackNetworks)
 }
 
 func attackNetworks(t *testing.T) {
+	t.Helper()
 	d := harness.Start(t, harness.Options{})
 	got := d.CLI(t, "doctor", "--attack", "--network", "--json")
 	var report networkReport
@@ -106,7 +107,7 @@ var openOnFull = []string{
 }
 
 // TestFullReachesThePublicOnly tries to reach everything else in the mode full, where every address
-// has a server that answers and whatever is public is reached. Names are not tried: they are allowed.
+// has a server and whatever is public is reached. Names are not tried: they are allowed.
 func TestFullReachesThePublicOnly(t *testing.T) {
 	testenv.RequireUserNS(t)
 	testenv.RequireRoot(t)
@@ -114,6 +115,7 @@ func TestFullReachesThePublicOnly(t *testing.T) {
 }
 
 func attackFull(t *testing.T) {
+	t.Helper()
 	program := harness.Helper(t, "attacker")
 	d := harness.Start(t, harness.Options{})
 	s := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkFull}})
@@ -142,6 +144,7 @@ func attackFull(t *testing.T) {
 // inWorld runs a test on a thread whose network namespace has an answer at every address. Only root
 // can make that one; others run the test where they are.
 func inWorld(t *testing.T, test func(*testing.T)) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		test(t)
 		return
