@@ -382,7 +382,7 @@ var plain = []byte("\x00sandboxd attack\n")
 
 var errNothing = errors.New("the connection ended without an answer")
 
-// gatewaysRefusal returns the gateway's own answer to an HTTP request as an error, nil for any other.
+// gatewaysRefusal returns the gateway's own answer to an HTTP request as an error.
 func gatewaysRefusal(answer []byte) error {
 	for _, status := range []string{"403", "400"} {
 		if bytes.HasPrefix(answer, []byte("HTTP/1.1 "+status)) {

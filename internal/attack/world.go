@@ -205,7 +205,7 @@ func answerStreamedQuestion(c net.Conn) {
 	if err != nil {
 		return
 	}
-	answer := answerQuestion(packet[min(n, 2):n])                                              // behind its length; what is no question gets an answer too
+	answer := answerQuestion(packet[min(n, 2):n]) // behind its length; what is no question gets an answer too
 	_, _ = c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...))
 }
 
