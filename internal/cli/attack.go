@@ -201,8 +201,8 @@ func controls(ctx context.Context, self string, attacks []attackedBy, mu *sync.M
 	return nil
 }
 
-// attackProfile tries the attacks in a sandbox of one profile; with servers it has a
-// network whose policy allows nothing.
+// attackProfile tries the attacks in a sandbox of one profile. With servers the sandbox has a network
+// whose policy allows nothing.
 func attackProfile(ctx context.Context, c *client.Client, self, profile string, servers *attackedServers, attacks []attackedBy, mu *sync.Mutex) (p attackedProfile, err error) {
 	p.Name = profile
 	create := api.CreateSandbox{Profile: profile, Timeout: attackLifetime.Seconds()}
@@ -229,9 +229,9 @@ func attackProfile(ctx context.Context, c *client.Client, self, profile string, 
 	var env []string
 	if servers != nil {
 		env = servers.env
-		watch, err := watchNetwork(ctx, c, s.ID, env)
-		if err != nil {
-			return p, fmt.Errorf("profile %s: %w", profile, err)
+		watch, failed := watchNetwork(ctx, c, s.ID, env)
+		if failed != nil {
+			return p, fmt.Errorf("profile %s: %w", profile, failed)
 		}
 		defer func() { err = errors.Join(err, watch.judge(ctx, c, s.ID, &p)) }()
 	}
