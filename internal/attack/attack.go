@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -97,7 +98,7 @@ func Calls() []string { return []string{mainArg, "calls"} }
 func IDs() []string { return []string{mainArg, "ids"} }
 
 func find(name string) *Attack {
-	for _, a := range Corpus() {
+	for _, a := range slices.Concat(Corpus(), Egress(), []Attack{networkIsUp()}) {
 		if a.Name == name {
 			return &a
 		}
@@ -118,6 +119,16 @@ func control(name string) {
 			report(name, fmt.Errorf("control cannot mount %s: %w", m.target, err))
 			return
 		}
+	}
+	if slices.ContainsFunc(append(Egress(), networkIsUp()), func(a Attack) bool { return a.Name == name }) {
+		w, err := Everything()
+		if err != nil {
+			report(name, fmt.Errorf("control cannot begin: %w", err))
+			return
+		}
+		defer w.Close() // with this program
+		// The sysfs that is there shows another namespace. Some hosts let root alone mount one.
+		_ = unix.Mount("sysfs", "/sys", "sysfs", 0, "")
 	}
 	child, err := os.StartProcess("/proc/self/exe", append([]string{"attacker"}, Try(name)...),
 		&os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})

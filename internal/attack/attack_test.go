@@ -81,7 +81,7 @@ func TestControlsLeaveTheTerminalAlone(t *testing.T) {
 func TestCorpusIsWellFormed(t *testing.T) {
 	name := regexp.MustCompile(`^[a-z0-9-]+$`)
 	seen := make(map[string]bool)
-	for _, a := range Corpus() {
+	for _, a := range append(Corpus(), Egress()...) {
 		if !name.MatchString(a.Name) || seen[a.Name] || a.Layer == "" || a.try == nil {
 			t.Errorf("%q: no name, there twice, or incomplete", a.Name)
 		}

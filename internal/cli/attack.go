@@ -48,6 +48,11 @@ type attackedProfile struct {
 	// Measured compares the answers of all system calls with the plan.
 	Measured *attack.Judged `json:"measured,omitempty"`
 	Docker   *dockerCompare `json:"docker,omitempty"`
+	// Network is set with --network. Refused counts the entries in the record of its network that are
+	// refusals; Passed lists those that allowed what the policy does not.
+	Network *api.NetworkMode `json:"network,omitempty"`
+	Refused int              `json:"refused,omitempty"`
+	Passed  []string         `json:"passed,omitempty"`
 }
 
 // dockerCompare compares a sandbox with Docker's default filter for x86-64.
@@ -86,7 +91,11 @@ func (a *attackedBy) worked() bool {
 // runAttack attacks sandboxes of its own with a copy of this program, and reports the results.
 func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 	began := time.Now()
-	corpus, err := chosen(attack.Corpus(), opts.attacks, "attack", func(a attack.Attack) string { return a.Name })
+	corpus := attack.Corpus()
+	if opts.network {
+		corpus = append(corpus, attack.Egress()...)
+	}
+	corpus, err = chosen(corpus, opts.attacks, "attack", func(a attack.Attack) string { return a.Name })
 	if err != nil {
 		return err
 	}
@@ -100,6 +109,13 @@ func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 	}
 	defer c.Close()
 
+	var servers *attackedServers
+	if opts.network {
+		if servers, err = openAttackedServers(ctx); err != nil {
+			return err
+		}
+		defer servers.Close()
+	}
 	report := attacked{Held: true}
 	report.Attacks = make([]attackedBy, len(corpus))
 	for i, a := range corpus {
@@ -112,7 +128,9 @@ func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 	wg.Go(func() { errs[0] = controls(ctx, self, report.Attacks, &mu) })
 	report.Profiles = make([]attackedProfile, len(attackedProfiles))
 	for i, profile := range attackedProfiles {
-		wg.Go(func() { report.Profiles[i], errs[i+1] = attackProfile(ctx, c, self, profile, report.Attacks, &mu) })
+		wg.Go(func() {
+			report.Profiles[i], errs[i+1] = attackProfile(ctx, c, self, profile, servers, report.Attacks, &mu)
+		})
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
@@ -125,7 +143,7 @@ func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 		report.Held = report.Held && !report.Attacks[i].worked()
 	}
 	for _, p := range report.Profiles {
-		report.Held = report.Held && (p.Measured == nil || len(p.Measured.Wrong) == 0)
+		report.Held = report.Held && (p.Measured == nil || len(p.Measured.Wrong) == 0) && len(p.Passed) == 0
 	}
 	report.features()
 	report.Seconds = time.Since(began).Seconds()
@@ -183,10 +201,15 @@ func controls(ctx context.Context, self string, attacks []attackedBy, mu *sync.M
 	return nil
 }
 
-// attackProfile tries the attacks in a sandbox of one profile.
-func attackProfile(ctx context.Context, c *client.Client, self, profile string, attacks []attackedBy, mu *sync.Mutex) (p attackedProfile, err error) {
+// attackProfile tries the attacks in a sandbox of one profile. With servers the sandbox has a network
+// whose policy allows nothing.
+func attackProfile(ctx context.Context, c *client.Client, self, profile string, servers *attackedServers, attacks []attackedBy, mu *sync.Mutex) (p attackedProfile, err error) {
 	p.Name = profile
-	s, err := c.CreateSandbox(ctx, api.CreateSandbox{Profile: profile, Timeout: attackLifetime.Seconds()})
+	create := api.CreateSandbox{Profile: profile, Timeout: attackLifetime.Seconds()}
+	if servers != nil {
+		create.Network = api.Network{Mode: api.NetworkEgress, Policy: nothingAllowed}
+	}
+	s, err := c.CreateSandbox(ctx, create)
 	if err != nil {
 		p.Error = err.Error() // for example without subordinate ids
 		return p, nil
@@ -203,11 +226,18 @@ func attackProfile(ctx context.Context, c *client.Client, self, profile string, 
 	if err := bringAttacker(ctx, c, self, s.ID); err != nil {
 		return p, err
 	}
+	var env []string
+	if servers != nil {
+		env = servers.env
+		watch, failed := watchNetwork(ctx, c, s.ID, env)
+		if failed != nil {
+			return p, fmt.Errorf("profile %s: %w", profile, failed)
+		}
+		defer func() { err = errors.Join(err, watch.judge(ctx, c, s.ID, &p)) }()
+	}
 	for i := range attacks {
 		a := &attacks[i]
-		result, err := c.Exec(ctx, s.ID, api.ExecRequest{
-			Argv: append([]string{attackerPath}, attack.Try(a.Name)...), Timeout: attackTimeout.Seconds(),
-		})
+		result, err := c.Exec(ctx, s.ID, attempt(a.Name, env))
 		if err != nil {
 			return p, fmt.Errorf("%s: %w", a.Name, err)
 		}
@@ -223,6 +253,11 @@ func attackProfile(ctx context.Context, c *client.Client, self, profile string, 
 		return p, nil // only the named attacks were asked for
 	}
 	return p, p.measure(ctx, c, s.ID, shown.Seccomp)
+}
+
+// attempt is the exec that tries an attack.
+func attempt(name string, env []string) api.ExecRequest {
+	return api.ExecRequest{Argv: append([]string{attackerPath}, attack.Try(name)...), Env: env, Timeout: attackTimeout.Seconds()}
 }
 
 // measure makes every system call but sync in the sandbox, and compares the answers with the plan
@@ -290,7 +325,7 @@ func stoppedBy(result *api.ExecResult) (string, error) {
 }
 
 func (r *attacked) print(w io.Writer) error {
-	proven, worked, differ := 0, 0, 0
+	proven, worked, differ, passed := 0, 0, 0, 0
 	for i := range r.Attacks {
 		a := &r.Attacks[i]
 		if a.worked() {
@@ -315,11 +350,17 @@ func (r *attacked) print(w io.Writer) error {
 			return err
 		}
 		differ += wrong
+		if err := p.printNetwork(w); err != nil {
+			return err
+		}
+		passed += len(p.Passed)
 	}
 	verdict := "everything held"
 	switch {
 	case worked > 0:
 		verdict = fmt.Sprintf("%d WORKED", worked)
+	case passed > 0:
+		verdict = fmt.Sprintf("%d CONNECTIONS OR QUESTIONS PASSED THE POLICY", passed)
 	case differ > 0:
 		verdict = fmt.Sprintf("%d SYSTEM CALLS ARE NOT FILTERED AS PLANNED", differ)
 	}

@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"io"
+	"net"
 	"regexp"
 	"slices"
 	"strings"
@@ -108,5 +110,65 @@ func TestWhatStoppedAnAttack(t *testing.T) {
 		if got, err := stoppedBy(&tc.result); got != tc.want || (err != nil) != tc.bad {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
+	}
+}
+
+// An entry of the record that allowed anything is reported, and so is a record with gaps. The
+// gateway answers DNS over TCP itself.
+func TestRecordOfAnAttackedNetworkIsJudged(t *testing.T) {
+	for name, tc := range map[string]struct {
+		flow    api.Flow
+		refused int
+		passed  string
+	}{
+		"a refusal":         {api.Flow{Kind: api.FlowConnection, Address: "10.0.0.1", Port: 80}, 1, ""},
+		"a refused request": {api.Flow{Kind: api.FlowRequest, Protocol: "http"}, 1, ""},
+		"a connection":      {api.Flow{Kind: api.FlowConnection, Protocol: "tcp", Address: "10.0.0.1", Port: 80, Allow: true}, 0, "connection  10.0.0.1:80"},
+		"a question":        {api.Flow{Kind: api.FlowQuery, Protocol: "dns", Name: "x.example", Port: 53, Allow: true}, 0, "query x.example :53"},
+		"a stream of DNS":   {api.Flow{Kind: api.FlowConnection, Protocol: "dns", Address: "1.1.1.1", Port: 53, Allow: true}, 0, ""},
+		"lost entries":      {api.Flow{Kind: api.FlowConnection, Lost: 2}, 0, "2 entries of the record were lost"},
+		"a restart":         {api.Flow{Kind: api.FlowRestart, Allow: true}, 0, "the gateway was started again"},
+	} {
+		var w networkWatch
+		w.add(&tc.flow)
+		if got := strings.Join(w.passed, ", "); got != tc.passed || w.refused != tc.refused {
+			t.Errorf("%s: %d refused, passed %q", name, w.refused, got)
+		}
+	}
+	mode := api.NetworkEgress
+	r := attacked{Profiles: []attackedProfile{{Name: "default", Enforced: &api.Enforced{}, Network: &mode, Refused: 3, Passed: []string{"query x.example :53"}}}}
+	var b strings.Builder
+	if err := r.print(&b); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"PASSED THE POLICY: query x.example :53", "network egress: 3 refusals", "1 CONNECTIONS OR QUESTIONS PASSED"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("not told: %q\n%s", want, &b)
+		}
+	}
+}
+
+// The servers that attacks look for answer, and attacks are told where they are.
+func TestAttackedServersAnswer(t *testing.T) {
+	s, err := openAttackedServers(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, l := range s.servers {
+		c, err := new(net.Dialer).DialContext(t.Context(), l.Addr().Network(), l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = c.Write([]byte("x"))
+		if answer, err := io.ReadAll(c); len(answer) == 0 || err != nil {
+			t.Errorf("%s: %q, %v", l.Addr(), answer, err)
+		}
+		_ = c.Close()
+		if _, at, _ := strings.Cut(s.env[i], "="); !strings.HasSuffix(l.Addr().String(), at) || at == "" {
+			t.Errorf("%s is told as %q", l.Addr(), s.env[i])
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
 	}
 }

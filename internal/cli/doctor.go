@@ -20,6 +20,7 @@ type doctorOptions struct {
 	dataDir    string
 	attack     bool
 	neighbours bool
+	network    bool
 	json       bool
 	attacks    []string // names of attacks, or of resources, to try; none means all
 }
@@ -27,7 +28,7 @@ type doctorOptions struct {
 func newDoctor(d deps) *cobra.Command {
 	var opts doctorOptions
 	cmd := &cobra.Command{
-		Use:   "doctor [--attack [ATTACK...] | --attack --neighbours [RESOURCE...]]",
+		Use:   "doctor [--attack [--network] [ATTACK...] | --attack --neighbours [RESOURCE...]]",
 		Short: "Say what this host can enforce, and how to get the rest",
 		Long: `Say what this host can enforce, what it costs where something is missing, and how
 to get it. A running daemon is asked, since it knows what it was given; without
@@ -36,6 +37,10 @@ one this command looks for itself.
 With --attack it attacks sandboxes of its own on this host, each attack also where
 nothing holds it, and prints by layer what stopped it; that starts a daemon where none runs.
 Attacks that are named are tried alone.
+
+With --network these sandboxes have a network whose policy allows nothing, and more
+attacks try to reach something all the same, or to change the network. It needs no
+Internet. As long as everything holds, no packet leaves the host.
 
 With --neighbours it takes instead, in a sandbox, of each resource that the kernel
 counts beyond the sandbox, and says what bounded that, and whether a neighbour, the
@@ -48,6 +53,9 @@ where that matters.`,
 			}
 			if opts.neighbours && !opts.attack {
 				return cmdline.Usagef("--neighbours goes with --attack")
+			}
+			if opts.network && (!opts.attack || opts.neighbours) {
+				return cmdline.Usagef("--network goes with --attack, and not with --neighbours")
 			}
 			if opts.neighbours {
 				return runNeighbours(cmd.Context(), opts, d)
@@ -70,6 +78,7 @@ func (o *doctorOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.dataDir, "data-dir", "", "data `directory` to look at where no daemon runs (default: serve's)")
 	f.BoolVar(&o.attack, "attack", false, "attack sandboxes of its own, and say what held")
 	f.BoolVar(&o.neighbours, "neighbours", false, "with --attack: take what sandboxes share, and say who lost")
+	f.BoolVar(&o.network, "network", false, "with --attack: attack sandboxes that have a network, and their policy")
 	f.BoolVar(&o.json, "json", false, "print the outcome as JSON")
 }
 
