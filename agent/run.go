@@ -55,7 +55,8 @@ type Options struct {
 	Open   func(ctx context.Context, ref string, lifetime time.Duration) (*Sandbox, error)
 	Image  string // "" means the host image
 	Limits api.Limits
-	// Network is the sandbox's. Its budget is that of a sandbox: one that goes on in another begins anew.
+	// Network is the sandbox's. Its budget is that of a sandbox: one that goes on in another begins
+	// anew.
 	Network api.Network
 
 	InputDir  string // directory whose children are copied into the sandbox; "" for none

@@ -9,9 +9,10 @@ import (
 )
 
 // Update changes a running or paused sandbox. It calls edit with a copy of the record. Edit may
-// change the limits, labels, deadline, idle timeout and network (that of the record only), which are applied as a whole or not at all;
-// when Update returns, they hold and are on disk. Edit returns the limits that were asked for
-// explicitly, and may refuse. It must not call the supervisor.
+// change the limits, labels, deadline, idle timeout and network (that of the record only), which
+// are applied as a whole or not at all; when Update returns, they hold and are on disk. Edit
+// returns the limits that were asked for explicitly, and may refuse. It must not call the
+// supervisor.
 //
 // A crash in the middle is the exception: the next daemon takes limits and deadline from the
 // engine, all old or all new, and labels and idle timeout from the record, which may then be the

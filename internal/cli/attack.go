@@ -201,8 +201,8 @@ func controls(ctx context.Context, self string, attacks []attackedBy, mu *sync.M
 	return nil
 }
 
-// attackProfile tries the attacks in a sandbox of one profile. With servers the sandbox has a network
-// whose policy allows nothing.
+// attackProfile tries the attacks in a sandbox of one profile. With servers the sandbox has a
+// network whose policy allows nothing.
 func attackProfile(ctx context.Context, c *client.Client, self, profile string, servers *attackedServers, attacks []attackedBy, mu *sync.Mutex) (p attackedProfile, err error) {
 	p.Name = profile
 	create := api.CreateSandbox{Profile: profile, Timeout: attackLifetime.Seconds()}

@@ -133,8 +133,8 @@ func toWire(e gateway.Event) *event {
 	}
 }
 
-// wellFormed leaves out what is no name: a sandbox must not make the daemon take this gateway for one
-// that was taken over.
+// wellFormed leaves out what is no name: a sandbox must not make the daemon take this gateway for
+// one that was taken over.
 func wellFormed(name string) string {
 	if _, err := policy.ParseName(name); err != nil {
 		return ""

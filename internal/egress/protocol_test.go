@@ -171,7 +171,8 @@ func TestRequestsOfATakenOverDaemon(t *testing.T) {
 	}
 }
 
-// No event of a gateway may look like one of a gateway that was taken over, whatever a sandbox sent.
+// No event of a gateway may look like one of a gateway that was taken over, whatever a sandbox
+// sent.
 func TestEventsPass(t *testing.T) {
 	for _, protocol := range []string{"tcp", "tls", "http", "https", "h2", "websocket", "dns"} {
 		sent := gateway.Event{

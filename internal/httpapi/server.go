@@ -161,7 +161,8 @@ type route struct {
 	handle          func(*Server, http.ResponseWriter, *http.Request) error
 }
 
-// anyMethod is the method of a route whose requests are another server's: OpenAPI cannot describe it.
+// anyMethod is the method of a route whose requests are another server's: OpenAPI cannot describe
+// it.
 const anyMethod = ""
 
 // routes is the whole API.

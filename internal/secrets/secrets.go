@@ -1,6 +1,6 @@
 // Package secrets reads the operator's secrets: a file that names them, where their values come
-// from, and the requests that get them. A sandbox has a placeholder; the gateway puts the value into
-// its requests (package gateway).
+// from, and the requests that get them. A sandbox has a placeholder; the gateway puts the value
+// into its requests (package gateway).
 package secrets
 
 import (

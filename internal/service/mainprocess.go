@@ -139,8 +139,8 @@ func (s *core) startMain(ctx context.Context, rec *runtime.Record) error {
 	return nil
 }
 
-// startAgain is connect and startMain for a sandbox that existed before. If it fails, the sandbox is stopped. A
-// sandbox that does not run, as after a rollback of a stopped one, needs nothing.
+// startAgain is connect and startMain for a sandbox that existed before. If it fails, the sandbox
+// is stopped. A sandbox that does not run, as after a rollback of a stopped one, needs nothing.
 func (s *core) startAgain(ctx context.Context, rec *runtime.Record) error {
 	if !wantsMain(rec) && (rec.State != api.StateRunning || !network.Has(rec.Network)) {
 		return nil

@@ -99,8 +99,8 @@ func (n *Network) unnamed(dst netip.AddrPort) (v policy.Verdict, flow policy.Flo
 	return v, flow
 }
 
-// target returns where a connection that is allowed leads: to its destination, or to a service of the
-// host.
+// target returns where a connection that is allowed leads: to its destination, or to a service of
+// the host.
 func (n *Network) target(dst netip.AddrPort) (netip.AddrPort, error) {
 	if dst.Addr() != policy.HostAddress {
 		return dst, nil

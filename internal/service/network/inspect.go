@@ -130,7 +130,8 @@ func (n *Networks) Inspects(id string) bool {
 	return err == nil
 }
 
-// Restore returns the certificate of the sandbox's inspection, for another start; nil if it has none.
+// Restore returns the certificate of the sandbox's inspection, for another start; nil if it has
+// none.
 func (n *Networks) Restore(id string) ([]byte, error) {
 	authority, _, err := n.load(id)
 	if err != nil || authority == nil {

@@ -344,8 +344,8 @@ func (n *Networks) end(ctx context.Context, id string, l *life) {
 	}
 }
 
-// SetPolicy gives a running sandbox another policy. Connections that it refuses are reset. A sandbox
-// that the gateway does not serve has none to change.
+// SetPolicy gives a running sandbox another policy. Connections that it refuses are reset. A
+// sandbox that the gateway does not serve has none to change.
 func (n *Networks) SetPolicy(ctx context.Context, id string, net api.Network) error {
 	n.mu.Lock()
 	l, g := n.lives[id], n.gateway

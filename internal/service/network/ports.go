@@ -27,7 +27,8 @@ const (
 	dialTimeout  = 30 * time.Second
 )
 
-// Published are host ports that are bound for a sandbox. Nothing is accepted before [Networks.Forward].
+// Published are host ports that are bound for a sandbox. Nothing is accepted before
+// [Networks.Forward].
 type Published struct {
 	ports     []api.PortMapping
 	listeners []*net.TCPListener

@@ -1,8 +1,8 @@
 // Package ca makes the certificates by which a gateway reads the TLS connections of one sandbox.
 //
 // An Authority is trusted by its sandbox only: its certificate is put into that sandbox's trust
-// stores and nowhere else. The daemon makes it and keeps its key (Authority.Key), because it lives as
-// long as the sandbox, and the process that signs certificates may be replaced (Load).
+// stores and nowhere else. The daemon makes it and keeps its key (Authority.Key), because it lives
+// as long as the sandbox, and the process that signs certificates may be replaced (Load).
 package ca
 
 import (
