@@ -59,7 +59,7 @@ func runFlows(ctx context.Context, id string, opts flowsOptions, d deps) error {
 		case opts.refused && f.Allow:
 			return nil
 		case opts.json:
-			return lines.Encode(f)
+			return lines.Encode(f) //nolint:gosec // G117: it has a secret's name
 		}
 		if f.Lost > 0 {
 			fmt.Fprintf(d.Stderr, "sandboxd: %d flows before this are not kept\n", f.Lost)
@@ -92,7 +92,9 @@ func flowLine(f *api.Flow) string {
 		}
 	case api.FlowQuery:
 		words = append(words, "dns", where, f.Method)
-	default:
+	case api.FlowRestart:
+		words = append(words, "gateway restarted")
+	case api.FlowConnection:
 		words = append(words, f.Protocol, where)
 		if f.Name != "" && f.Address != "" {
 			words = append(words, "("+f.Address+")")

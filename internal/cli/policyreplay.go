@@ -165,7 +165,7 @@ func (r *replayed) String() string {
 		return "look up " + r.Name
 	case api.FlowRequest:
 		return fmt.Sprintf("%s %s on %s port %d", r.Method, r.Path, cmp.Or(r.Name, r.Address), r.Port)
-	case api.FlowConnection:
+	case api.FlowConnection, api.FlowRestart:
 	}
 	return fmt.Sprintf("connect to %s port %d", cmp.Or(r.Name, r.Address), r.Port)
 }

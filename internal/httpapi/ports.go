@@ -112,7 +112,7 @@ func (s *Server) postConnect(w http.ResponseWriter, r *http.Request) error {
 	_ = outside.SetDeadline(time.Time{})
 	head := "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + api.UpgradeTCP + "\r\n\r\n"
 	if _, err := io.WriteString(outside, head); err != nil {
-		return nil //nolint:nilerr // the client is gone
+		return nil // the client is gone
 	}
 	stop := context.AfterFunc(r.Context(), func() { _, _ = outside.Close(), inside.Close() })
 	defer stop()

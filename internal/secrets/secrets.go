@@ -152,7 +152,7 @@ func Read(path string) (map[string]Secret, error) {
 
 // readValue reads a file with one value.
 func readValue(path string) (string, error) {
-	f, err := os.Open(path) //nolint:gosec // G304: the operator names it
+	f, err := os.Open(path)
 	if err != nil {
 		return "", err
 	}

@@ -126,8 +126,7 @@ func (s *API) Flows(ctx context.Context, ref string, opts network.FlowOptions, b
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stop := context.AfterFunc(s.execs.ctx, func() { cancel(class.ErrStopping) })
-	defer stop()
+	defer context.AfterFunc(s.execs.ctx, func() { cancel(class.ErrStopping) })() //nolint:contextcheck // the daemon's end
 	return s.networks.Flows(ctx, rec.ID, opts, emit)
 }
 

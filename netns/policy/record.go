@@ -29,6 +29,9 @@ func ReadFlows(r io.Reader) ([]api.Flow, error) {
 		if err := json.Unmarshal(line, &f); err != nil {
 			return nil, fmt.Errorf("read flows: line %d: %w", n, err)
 		}
+		if f.Kind == api.FlowRestart { // nothing that a program did
+			continue
+		}
 		if _, err := readFlow(f); errors.Is(err, errKind) || err != nil && f.Allow {
 			return nil, fmt.Errorf("read flows: line %d: %w", n, err)
 		}
@@ -57,9 +60,7 @@ var errKind = errors.New("which is neither connection, request nor query")
 // readFlow parses a flow. The kind is checked first.
 func readFlow(f api.Flow) (act, error) {
 	a := act{kind: f.Kind}
-	switch f.Kind {
-	case api.FlowConnection, api.FlowRequest, api.FlowQuery:
-	default:
+	if f.Kind != api.FlowConnection && f.Kind != api.FlowRequest && f.Kind != api.FlowQuery {
 		return a, fmt.Errorf("flow of kind %q, %w", f.Kind, errKind)
 	}
 	var err error
@@ -74,6 +75,7 @@ func readFlow(f api.Flow) (act, error) {
 			return a, errors.New("a query without a name")
 		}
 		return a, nil
+	case api.FlowRestart: // refused above
 	case api.FlowConnection:
 		a.opaque = f.Protocol == "tls" || f.Protocol != "http" && f.Out > 0
 	case api.FlowRequest:

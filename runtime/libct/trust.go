@@ -141,8 +141,8 @@ func appendBundle(root int, name, file string) error {
 // writeTrust writes the authority's certificate into a new file that Init appends to.
 func (e *Engine) writeTrust(dir string, certificate []byte) error {
 	file, root := trustFile(dir), e.host.IDs[0].Outside
-	err := os.WriteFile(file, append(certificate, '\n'), 0o644) //nolint:gosec // G306: every user of the sandbox reads it
-	if err = errors.Join(err, os.Lchown(file, root, root), os.Chmod(file, 0o644)); err != nil {
+	err := os.WriteFile(file, append(certificate, '\n'), 0o644)                                 //nolint:gosec // G306: every user of the sandbox reads it
+	if err = errors.Join(err, os.Lchown(file, root, root), os.Chmod(file, 0o644)); err != nil { //nolint:gosec // G302: as above
 		return fmt.Errorf("write the sandbox's authority: %w", err)
 	}
 	return nil

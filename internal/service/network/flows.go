@@ -94,15 +94,16 @@ func (l *flowLog) count(f *api.Flow) {
 		t.BytesIn += f.In
 	case api.FlowQuery:
 		t.Queries++
+	case api.FlowRequest, api.FlowRestart: // a request is on a connection
 	}
-	if !f.Allow {
+	if !f.Allow && f.Kind != api.FlowRestart {
 		t.Refused++
 	}
 }
 
 // write needs mu.
 func (l *flowLog) write(f *api.Flow) error {
-	line, err := json.Marshal(f)
+	line, err := json.Marshal(f) //nolint:gosec // G117: it has a secret's name
 	if err != nil {
 		return fmt.Errorf("encode flow: %w", err)
 	}

@@ -54,8 +54,7 @@ type Networks struct {
 
 	starting sync.Mutex // serializes starts of the gateway
 
-	closing    context.Context // ends when Close begins
-	cancel     context.CancelFunc
+	closing    chan struct{}  // closed when Close begins
 	forwarding sync.WaitGroup // acceptors of published ports
 
 	mu      sync.Mutex
@@ -76,19 +75,19 @@ func Open(opts Options) (*Networks, error) {
 	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of flows: %w", err)
 	}
-	n := &Networks{opts: opts, logs: make(map[string]*flowLog), lives: make(map[string]*life)}
-	n.closing, n.cancel = context.WithCancel(context.Background())
-	return n, nil
+	return &Networks{opts: opts, closing: make(chan struct{}), logs: make(map[string]*flowLog), lives: make(map[string]*life)}, nil
 }
 
 // Close ends the forwarding of ports and the gateway.
 func (n *Networks) Close() error {
 	n.mu.Lock()
-	n.closed = true
+	if !n.closed {
+		n.closed = true
+		close(n.closing)
+	}
 	g := n.gateway
 	n.gateway = nil
 	n.mu.Unlock()
-	n.cancel()
 	n.forwarding.Wait()
 	if g == nil {
 		return nil

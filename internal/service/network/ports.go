@@ -122,11 +122,16 @@ func (n *Networks) Forward(ctx context.Context, lease *runtime.Lease, p *Publish
 	for i, l := range p.listeners {
 		n.forwarding.Go(func() { n.accept(ctx, lease.Record.ID, p.ports[i].Port, l) })
 	}
-	stop := context.AfterFunc(n.closing, cancel)
+	n.forwarding.Go(func() {
+		select {
+		case <-n.closing:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
 	n.mu.Unlock()
 	// The callback must not block; closing a listener does not.
 	lease.AfterGone(func() {
-		stop()
 		cancel()
 		_ = p.Close() // at worst the kernel closes them with the daemon
 	})
