@@ -31,6 +31,9 @@ var (
 	ErrClosed      = errors.New("the gateway is closed")
 )
 
+// CheckName is the name of [Gateway.Check].
+const CheckName = "the gateway"
+
 // Config is the surroundings of a gateway.
 type Config struct {
 	// Start starts a gateway process with the socket, and ends the process before: it is the broker's
@@ -538,7 +541,7 @@ func (g *Gateway) Check() api.Check {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	c := api.Check{
-		Name: "the gateway", OK: g.conn != nil && g.hello.Landlock > 0,
+		Name: CheckName, OK: g.conn != nil && g.hello.Landlock > 0,
 		Found:  fmt.Sprintf("without capabilities, held to its sockets by a filter of system calls and Landlock, ABI %d; serves at most %d sandboxes", g.hello.Landlock, g.hello.Networks),
 		Means:  "code that takes the gateway over, from a sandbox or a server, can read files of the daemon's user",
 		Remedy: kernel.LandlockRemedy,

@@ -12,7 +12,6 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service"
 	"github.com/sandboxd/sandboxd/internal/service/class"
-	"github.com/sandboxd/sandboxd/internal/service/network"
 )
 
 func (s *Server) deleteSandbox(w http.ResponseWriter, r *http.Request) error {
@@ -168,7 +167,7 @@ func (s *Server) getFlows(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	opts := network.FlowOptions{Tail: -1}
+	opts := service.FlowOptions{Tail: -1}
 	if opts.Follow, err = boolParam("follow", q.Get("follow")); err != nil {
 		return err
 	}

@@ -111,9 +111,12 @@ func (s *core) restoreNetwork(ctx context.Context, id string, was api.Network) e
 	return err
 }
 
+// FlowOptions choose flows.
+type FlowOptions = network.FlowOptions
+
 // Flows calls begin and then emit for the flows of the sandbox with this id or name, in their
 // order. A sandbox without a network has none, which is an error.
-func (s *API) Flows(ctx context.Context, ref string, opts network.FlowOptions, begin func() error, emit func(api.Flow) error) error {
+func (s *API) Flows(ctx context.Context, ref string, opts FlowOptions, begin func() error, emit func(api.Flow) error) error {
 	rec, err := s.lookup(ref)
 	if err != nil {
 		return err

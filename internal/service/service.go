@@ -251,8 +251,8 @@ func (s *API) Checks(ctx context.Context) ([]api.Check, error) {
 	if s.opts.Checks != nil {
 		checks = s.opts.Checks(ctx)
 	}
-	if gateway, started := s.networks.CheckGateway(); started {
-		checks = append(checks, gateway)
+	if s.opts.StartGateway != nil {
+		checks = append(checks, s.networks.CheckGateway())
 	}
 	return checks, nil
 }
