@@ -5,8 +5,10 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -124,6 +126,44 @@ func decoded[T any](t *testing.T, data []byte) T {
 	return v
 }
 
+// network sends the examples that need a sandbox with a network.
+func (w *walk) network() {
+	w.t.Helper()
+	const echo = `
+import socket
+l = socket.create_server(("127.0.0.1", 8000))
+while True:
+    c, _ = l.accept()
+    while data := c.recv(4096):
+        c.sendall(data)
+    c.close()
+`
+	s := w.d.Create(w.t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkFull}, Command: []string{"python3", "-c", echo}})
+	work := w.names["id"]
+	defer func() { w.names["id"] = work }()
+	w.names["id"] = s.ID
+	w.step("flows")
+	if _, err := w.d.Client(w.t).DialPort(w.t.Context(), s.ID, 8001); !errors.Is(err, &api.Problem{Code: api.CodeConflict}) {
+		w.t.Errorf("a port that nothing listens on: %v", err)
+	}
+	var c net.Conn
+	harness.Eventually(w.t, func() (err error) {
+		c, err = w.d.Client(w.t).DialPort(w.t.Context(), s.ID, 8000)
+		return err
+	})
+	defer c.Close()
+	if _, err := io.WriteString(c, "hi"); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		w.t.Fatal(err)
+	}
+	if answer, err := io.ReadAll(c); err != nil || string(answer) != "hi" {
+		w.t.Errorf("through the port came %q, %v", answer, err)
+	}
+	w.done["connectPort"] = true
+}
+
 // Every route of the document answers its example as the document says.
 func TestOpenAPIExamples(t *testing.T) {
 	testenv.SameForAll(t)
@@ -149,6 +189,7 @@ func TestOpenAPIExamples(t *testing.T) {
 	w.step("stats")
 	w.step("processes")
 
+	w.network()
 	w.step("exec")
 	w.step("exec", accept(api.TypeNDJSON))
 	w.step("stdin")

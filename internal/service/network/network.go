@@ -189,18 +189,18 @@ func (n *Networks) permitted(tenant string, p *policy.Policy) error {
 }
 
 // publicDocument allows all that is public.
-var publicDocument = func() []byte {
+var publicDocument = sync.OnceValue(func() []byte {
 	d, err := policy.Named("public")
 	if err != nil {
 		panic(err) // the preset is built in
 	}
 	return d
-}()
+})
 
 // document returns the policy document of a network that is not none.
 func document(net api.Network) []byte {
 	if net.Mode == api.NetworkFull {
-		return publicDocument
+		return publicDocument()
 	}
 	return []byte(net.Policy)
 }
