@@ -22,6 +22,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -291,7 +293,14 @@ func (d *Daemon) Launch(t testing.TB) {
 	}
 	start := d.cmd.Start
 	if d.options.Within != nil {
-		start = func() error { return d.options.Within(d.cmd.Start) }
+		start = func() error {
+			return d.options.Within(func() error {
+				for _, link := range namespacesOf(unix.Gettid()) {
+					d.marks.given[link] = struct{}{}
+				}
+				return d.cmd.Start()
+			})
+		}
 	}
 	if err := start(); err != nil {
 		t.Fatalf("start the daemon: %v", err)

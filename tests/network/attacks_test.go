@@ -98,7 +98,7 @@ var specials = []special{
 	{addr: "127.0.0.53", here: true},
 	{addr: "127.255.255.254", here: true},
 	{addr: "0.0.0.0", here: true},
-	{addr: "0.0.0.1", here: true, nowhere: true},
+	{addr: "0.0.0.1", never: true, nowhere: true},
 	{addr: "10.0.0.1"},
 	{addr: "10.255.255.255"},
 	{addr: "10.3.0.1"}, // beside the ranges of rules
@@ -264,8 +264,8 @@ func webAttacks() []attack {
 		http("mail submission", "web.test", webAddr+":587", "EHLO x\r\n", 0, "no rule allows"),
 		http("a reverse shell", "", evilAddr+":4444", "$ ", 0, "no rule allows"),
 		http("a SOCKS proxy", "web.test", webAddr+":1080", "\x05\x01\x00", 0, "no rule allows"),
-		http("an HTTP proxy", "web.test", webAddr+":3128", "CONNECT evil.test:443 HTTP/1.1\r\nHost: evil.test:443\r\n\r\n", 403, "no rule allows"),
-		http("a container engine", "", "10.1.0.5:2375", page("docker", "/containers/json"), 403, "no rule allows"),
+		http("an HTTP proxy", "web.test", webAddr+":3128", "CONNECT evil.test:443 HTTP/1.1\r\nHost: evil.test:443\r\n\r\n", 0, "no rule allows"),
+		http("a container engine", "", "10.1.0.5:2375", page("docker", "/containers/json"), 0, "no rule allows"),
 		http("a port beside an allowed CIDR's", "", "10.1.0.5:22", "SSH-2.0-x\r\n", 0, "no rule allows"),
 		http("redis beside an allowed CIDR's port", "", "10.1.0.5:6379", "PING\r\n", 0, "no rule allows"),
 		tls("DNS over TLS", "web.test", webAddr+":853", "no rule allows", sni("web.test")),
@@ -455,7 +455,7 @@ func nameAttacks() (attacks []attack, hosts map[string]*host) {
 			return [][]byte{append(binary.BigEndian.AppendUint16(nil, q.ID), junk...), {1}, reply}
 		}},
 	}
-	question("CNAME to an internal name", "cname.allowed.test", a, ok, "private")
+	question("CNAME to an internal name", "cname.allowed.test", a, ok, "no rule allows")
 	question("a chain of CNAMEs to metadata", "chain.allowed.test", a, ok, "no rule allows")
 	question("CNAME to metadata over IPv6", "cname6.allowed.test", aaaa, ok, "no rule allows")
 	question("public and private addresses", "mixed.allowed.test", a, ok, "", "93.184.215.40")

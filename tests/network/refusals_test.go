@@ -280,8 +280,9 @@ func judgeFlows(t *testing.T, attacks []attack, flows func() []api.Flow) {
 		return names
 	}
 	harness.Eventually(t, func() error {
-		if n := len(missing()); n > 0 && !slices.ContainsFunc(all, func(f api.Flow) bool { return f.Lost > 0 }) {
-			return fmt.Errorf("%d attacks are not recorded", n)
+		names := missing()
+		if n := len(names); n > 0 && !slices.ContainsFunc(all, func(f api.Flow) bool { return f.Lost > 0 }) {
+			return fmt.Errorf("%d attacks are not recorded: %q", n, names)
 		}
 		return nil
 	})

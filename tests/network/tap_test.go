@@ -154,8 +154,14 @@ func destination(packet []byte) (o opened, ok bool) {
 // take returns the destinations since the last call. A packet is queued for the tap before the call
 // that sends it returns, so all those before this call are among them.
 func (t *tap) take() (map[opened]int, error) {
-	if _, err := t.mark.Write(nil); err != nil && !errors.Is(err, unix.ECONNREFUSED) { // the answer to an earlier mark
-		return nil, fmt.Errorf("mark: %w", err)
+	for {
+		_, err := t.mark.Write(nil)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.ECONNREFUSED) { // the answer to an earlier mark, in the place of this one
+			return nil, fmt.Errorf("mark: %w", err)
+		}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
