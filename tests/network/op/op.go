@@ -91,6 +91,12 @@ func (o *Op) Do() Result {
 		return o.datagram(ctx)
 	case Call:
 		return Result{Error: name(call(o.Name, o.Outside))}
+	case Client:
+		f, ok := Clients()[o.Name]
+		if !ok {
+			return Result{Error: "no such client"}
+		}
+		return Result{Error: name(f(ctx))}
 	default:
 		return Result{Error: "no such kind"}
 	}
