@@ -51,6 +51,7 @@ type Op struct {
 	Bytes  []byte   `json:"bytes,omitempty"`  // to send
 	// Outside is the network namespace of the test, as "net:[4026531840]", in which no call is made.
 	Outside string `json:"outside,omitempty"`
+	Count   int    `json:"count,omitempty"` // of connections to hold
 	// HalfClose ends the sending direction of a TCP connection after Bytes.
 	HalfClose bool `json:"half_close,omitempty"`
 }
@@ -91,6 +92,10 @@ func (o *Op) Do() Result {
 		return o.datagram(ctx)
 	case Call:
 		return Result{Error: name(call(o.Name, o.Outside))}
+	case Hold:
+		return Result{Error: name(o.hold())}
+	case Flood:
+		return Result{Error: name(o.flood(context.Background()))}
 	case Client:
 		f, ok := Clients()[o.Name]
 		if !ok {
