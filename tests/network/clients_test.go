@@ -33,6 +33,7 @@ func TestClients(t *testing.T) {
 	ops := clientOps()
 	t.Logf("%d clients", len(ops))
 	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+		t.Helper()
 		ca := site(t, w, nil)
 		for _, profile := range profiles(t, d) {
 			t.Run(profile, func(t *testing.T) {

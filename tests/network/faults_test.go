@@ -29,8 +29,12 @@ import (
 
 // working are clients that show that a network works: names, HTTP, TLS, both families, raw bytes.
 var working = []op.Op{
-	{Kind: op.Client, Name: "http-GET"}, {Kind: op.Client, Name: "https-POST"}, {Kind: op.Client, Name: "https-ipv6-GET"},
-	{Kind: op.Client, Name: "raw-half-close-lan"}, {Kind: op.Client, Name: "http2"}, {Kind: op.Client, Name: "https-websocket"},
+	{Kind: op.Client, Name: "http-GET"},
+	{Kind: op.Client, Name: "https-POST"},
+	{Kind: op.Client, Name: "https-ipv6-GET"},
+	{Kind: op.Client, Name: "raw-half-close-lan"},
+	{Kind: op.Client, Name: "http2"},
+	{Kind: op.Client, Name: "https-websocket"},
 }
 
 // wantWorking has the clients work in a sandbox.
@@ -140,6 +144,7 @@ func begin(t *testing.T, s *harness.Sandbox, ops []op.Op) (wait func() []op.Resu
 // has to be done for that.
 func TestGatewayIsKilled(t *testing.T) {
 	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+		t.Helper()
 		ca := site(t, w, nil)
 		came := holding(t, w)
 		s := trusting(t, d, "default", allowed, ca)
@@ -166,6 +171,7 @@ func TestGatewayIsKilled(t *testing.T) {
 // However the gateway is killed while connections begin and end, the network works afterwards.
 func TestGatewayIsKilledAtRandom(t *testing.T) {
 	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+		t.Helper()
 		ca := site(t, w, nil)
 		s := trusting(t, d, "default", allowed, ca)
 		for range testenv.Rounds(3, 100) {
@@ -235,6 +241,7 @@ func TestDaemonIsKilled(t *testing.T) {
 // gateway.
 func TestDeletedSandboxLeavesNothing(t *testing.T) {
 	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+		t.Helper()
 		ca := site(t, w, nil)
 		came := holding(t, w)
 		neighbour := trusting(t, d, "default", allowed, ca)
@@ -287,6 +294,7 @@ func TestDeletedSandboxLeavesNothing(t *testing.T) {
 // Servers and resolvers that fail are told from refusals, and what works again is used again.
 func TestUpstreamFails(t *testing.T) {
 	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+		t.Helper()
 		ca := site(t, w, nil)
 		var fails atomic.Bool
 		fails.Store(true)
@@ -330,6 +338,7 @@ func TestUpstreamFails(t *testing.T) {
 func TestManySandboxes(t *testing.T) {
 	const n = 30 // a gateway that may have 20,000 files serves 40
 	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+		t.Helper()
 		ca := site(t, w, nil)
 		program, err := os.ReadFile(harness.Helper(t, "prober"))
 		if err != nil {
@@ -387,6 +396,7 @@ func TestManySandboxes(t *testing.T) {
 // heads that it does not end, takes nothing from its neighbour.
 func TestFloodsStopAtTheirSandbox(t *testing.T) {
 	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+		t.Helper()
 		ca := site(t, w, nil)
 		w.names.set(map[string]*host{"*.flood.site.test": {addrs: []string{siteAddr}}})
 		for name, to := range map[string]struct{ addr, bytes string }{

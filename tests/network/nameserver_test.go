@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -69,9 +70,7 @@ func (n *nameserver) close() {
 func (n *nameserver) set(names map[string]*host) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for name, h := range names {
-		n.names[name] = h
-	}
+	maps.Copy(n.names, names)
 }
 
 // take returns the questions so far, and forgets them.

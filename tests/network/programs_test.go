@@ -47,6 +47,7 @@ var programs = map[string]struct {
 func TestPrograms(t *testing.T) {
 	files := packages(t)
 	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+		t.Helper()
 		ca := site(t, w, files)
 		s := trusting(t, d, "default", allowed, ca)
 		for name, p := range programs {

@@ -112,6 +112,7 @@ func TestAttacksAreRefused(t *testing.T) {
 	attacks, hosts := allAttacks()
 	t.Logf("%d attacks", len(attacks))
 	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+		t.Helper()
 		for _, profile := range profiles(t, d) {
 			t.Run(profile, func(t *testing.T) {
 				for name := range hosts { // a new resolver's first answers
@@ -387,7 +388,7 @@ func arriving(o *op.Op) {
 		if o.To != "" { // a canary does not answer
 			o.Kind, o.Bytes = op.Send, []byte(o.Name)
 		}
-	case op.Send, op.Call:
+	default:
 	}
 }
 

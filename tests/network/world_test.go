@@ -181,8 +181,8 @@ func (w *world) enter(f func() error) error {
 	})
 }
 
-// beside makes sockets that share a port: one for all addresses, and one for the nameserver's, which
-// the kernel prefers.
+// beside makes sockets that share a port: one for all addresses, and one for the nameserver's,
+// which the kernel prefers.
 var beside = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 	var err error
 	ctrl := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
@@ -414,5 +414,3 @@ func (l *listener) Close() error {
 }
 
 func (l *listener) Addr() net.Addr { return net.TCPAddrFromAddrPort(l.at) }
-
-var errNotRoot = errors.New("only root makes network namespaces")

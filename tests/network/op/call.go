@@ -113,7 +113,7 @@ func Calls() map[string]func() error {
 		if err := unix.Mknod("/tmp/tun", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 200))); err != nil {
 			return err
 		}
-		defer unix.Unlink("/tmp/tun")
+		defer os.Remove("/tmp/tun")
 		return closing(unix.Open("/tmp/tun", unix.O_RDWR|unix.O_CLOEXEC, 0))
 	}
 	// Abstract names belong to the network namespace: the host's are out of reach.
@@ -123,8 +123,8 @@ func Calls() map[string]func() error {
 	return calls
 }
 
-// call makes a call on a thread of its own, whose namespaces end with it. The call changes the network,
-// so it is not made in the namespace outside, where the machine's own interfaces are.
+// call makes a call on a thread of its own, whose namespaces end with it. The call changes the
+// network, so it is not made in the namespace outside, where the machine's own interfaces are.
 func call(name, outside string) error {
 	f, ok := Calls()[name]
 	if !ok || outside == "" {

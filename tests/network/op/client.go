@@ -93,7 +93,7 @@ func Clients() map[string]func(context.Context) error {
 		clients[scheme+"-trailers"] = func(ctx context.Context) error { return trailers(ctx, base) }
 	}
 	clients["tls-1.2"] = func(ctx context.Context) error {
-		return echoed(ctx, client(tls.VersionTLS12), "GET", "https://"+Site+"/echo", "")
+		return echoed(ctx, client(tls.VersionTLS12), "GET", "https://"+Site+"/echo/tls", "")
 	}
 	clients["http2"] = parallel
 	clients["http2-both-ways"] = bothWays
