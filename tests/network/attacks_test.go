@@ -292,8 +292,6 @@ func webAttacks() []attack {
 		tls("empty SNI", "web.test", webAddr+":443", "", sni("")),
 		tls("address as SNI", "web.test", webAddr+":443", "refused", sni(webAddr)),
 		tls("decimal address as SNI", "web.test", webAddr+":443", "refused", sni("1572395790")),
-		tls("TLS that must be inspected", "api.test", apiAddr+":443", "have to be read", sni("api.test")),
-		tls("TLS to a CIDR that must be inspected", "", "10.2.0.5:443", "have to be read", sni("api.test")),
 		tls("TLS on port 80", "shared.test", shared, "was not resolved", sni("evil.test")),
 		early(tls("TLS on another port", "db.test", dbAddr+":5432", "was not resolved", sni("evil.test"))),
 		http("no TLS on port 443", "web.test", webAddr+":443", "SSH-2.0-OpenSSH_9.6\r\n", 0, "neither TLS nor HTTP"),

@@ -309,7 +309,7 @@ func TestUpstreamFails(t *testing.T) {
 			{Kind: op.Resolve, Name: "later.site.test"},
 			{Kind: op.Resolve, Name: "none.site.test"},
 			{Kind: op.TCP, Before: []string{"resets.site.test"}, To: "93.184.215.82:80", Bytes: get("resets.site.test", "/")},
-			{Kind: op.TCP, To: "10.1.0.9:9000", Bytes: []byte("x"), HalfClose: true}, // nothing answers there; see below
+			{Kind: op.TCP, To: "10.1.0.9:9000", Bytes: []byte("x"), HalfClose: true}, // a canary
 		})
 		fails.Store(false)
 		again := probe(t, s, []op.Op{{Kind: op.Resolve, Name: "later.site.test"}})
@@ -373,7 +373,7 @@ func TestManySandboxes(t *testing.T) {
 				got, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "chmod 755 " + proberAt + "; exec " + proberAt}, Stdin: input})
 				var results []op.Result
 				if err == nil {
-					err = json.Unmarshal([]byte(got.Stdout), &results)
+					results, err = readResults([]byte(got.Stdout))
 				}
 				for j, r := range results {
 					if r.Error != "" {

@@ -1,8 +1,11 @@
 package network
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/user"
@@ -141,19 +144,34 @@ func probe(t *testing.T, s *harness.Sandbox, ops []op.Op) []op.Result {
 		t.Fatal(err)
 	}
 	got := s.Exec(t, api.ExecRequest{Argv: []string{proberAt}, Stdin: input, OutputLimit: 16 << 20, Timeout: testenv.HungAfter.Seconds()})
-	if got.Exit.Code != 0 || got.Truncated {
-		t.Fatalf("the prober ended with %+v: %s", got.Exit, got.Stderr)
+	all, err := readResults([]byte(got.Stdout))
+	if got.Exit.Code != 0 || err != nil || len(all) != len(ops) {
+		at := "the end"
+		if len(all) < len(ops) {
+			at = fmt.Sprintf("%+v", ops[len(all)])
+		}
+		t.Fatalf("the prober ended with %+v, %v, at %.300s: %s", got.Exit, err, at, got.Stderr)
 	}
-	return results(t, ops, []byte(got.Stdout))
+	return all
 }
 
-func results(t *testing.T, ops []op.Op, output []byte) (all []op.Result) {
-	t.Helper()
-	if err := json.Unmarshal(output, &all); err != nil {
-		t.Fatalf("read the prober's results: %v", err)
+func readResults(output []byte) (all []op.Result, err error) {
+	for dec := json.NewDecoder(bytes.NewReader(output)); ; {
+		var r op.Result
+		if err := dec.Decode(&r); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return all, fmt.Errorf("read the prober's results: %w", err)
+		}
+		all = append(all, r)
 	}
-	if len(all) != len(ops) {
-		t.Fatalf("the prober has %d results of %d operations", len(all), len(ops))
+}
+
+func results(t *testing.T, ops []op.Op, output []byte) []op.Result {
+	t.Helper()
+	all, err := readResults(output)
+	if err != nil || len(all) != len(ops) {
+		t.Fatalf("the prober has %d results of %d operations: %v", len(all), len(ops), err)
 	}
 	return all
 }

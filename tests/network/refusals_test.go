@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -76,6 +77,8 @@ func prepare(t *testing.T, w *world, hosts map[string]*host) {
 			<-done
 		})
 	}
+	// The first bytes of the attacks that may come partly are no reason to end.
+	w.serve(t, webAddr+":80", func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }) // the world has its bytes
 	forget(t, w)
 }
 

@@ -255,7 +255,7 @@ func (w *world) accept(l *net.TCPListener) {
 		go func() { // it ends with the connection
 			defer c.Close()
 			if serve == nil {
-				serve = func(c net.Conn) { _, _ = io.Copy(io.Discard, c) } // a canary
+				serve = func(c net.Conn) { _, _ = c.Read(make([]byte, mostRecorded)) } // a canary; the first bytes are enough
 			}
 			serve(&recorded{TCPConn: c, arrival: a})
 			a.mu.Lock()

@@ -23,12 +23,11 @@ func run() error {
 	if err := json.NewDecoder(os.Stdin).Decode(&ops); err != nil {
 		return fmt.Errorf("read the operations: %w", err)
 	}
-	results := make([]op.Result, len(ops))
+	out := json.NewEncoder(os.Stdout)
 	for i := range ops {
-		results[i] = ops[i].Do()
-	}
-	if err := json.NewEncoder(os.Stdout).Encode(results); err != nil {
-		return fmt.Errorf("write the results: %w", err)
+		if err := out.Encode(ops[i].Do()); err != nil { // each at once: a later one may hang
+			return fmt.Errorf("write a result: %w", err)
+		}
 	}
 	return nil
 }
