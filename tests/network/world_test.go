@@ -323,6 +323,19 @@ func (w *world) serve(t testing.TB, to string, f func(net.Conn)) {
 	})
 }
 
+// count returns the number of connections to an address and port since the last take.
+func (w *world) count(to netip.AddrPort) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := 0
+	for _, a := range w.received {
+		if a.to == to {
+			n++
+		}
+	}
+	return n
+}
+
 // take returns the arrivals so far, and forgets them.
 func (w *world) take() []*arrival {
 	w.mu.Lock()

@@ -113,6 +113,7 @@ func Clients() map[string]func(context.Context) error {
 	clients["raw-greeting"] = greeting
 	clients["raw-server-ends"] = serverEnds
 	clients["at-once"] = atOnce
+	clients["own-ports"] = ownPorts
 	return clients
 }
 
@@ -439,4 +440,36 @@ func atOnce(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// ownPorts has servers in the sandbox on the ports that the network uses too. Programs inside reach
+// them, and nothing of the network outside is lost by them.
+func ownPorts(ctx context.Context) error {
+	for _, port := range []string{"53", "80", "443", "9000"} {
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", ":"+port)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		for _, host := range []string{"127.0.0.1", "::1"} {
+			c, err := dialTo(ctx, host, port)
+			if err != nil {
+				return err
+			}
+			accepted, err := l.Accept()
+			if err := errors.Join(err, c.Close()); err != nil {
+				return err
+			}
+			_ = accepted.Close() // the client has gone
+		}
+	}
+	own, err := new(net.ListenConfig).ListenPacket(ctx, "udp", ":53")
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	if err := halfClosed(ctx, LAN, 1000); err != nil {
+		return err
+	}
+	return echoed(ctx, client(0), "GET", "https://www."+Site+"/echo/own", "")
 }

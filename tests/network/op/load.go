@@ -70,7 +70,7 @@ func (o *Op) flood(ctx context.Context) error {
 		if err != nil {
 			continue
 		}
-		_, _ = c.Write(o.Bytes) // it may be refused
+		go c.Write(o.Bytes) //nolint:errcheck // it may be refused, and a server may not read
 		kept = append(kept, c)
 	}
 	return nil
