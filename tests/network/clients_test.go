@@ -49,6 +49,19 @@ func TestClients(t *testing.T) {
 	})
 }
 
+// Programs in a sandbox serve each other on the ports that they use outside.
+func TestOwnServers(t *testing.T) {
+	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+		t.Helper()
+		ca := site(t, w, nil)
+		s := trusting(t, d, "default", allowed, ca)
+		if r := probe(t, s, []op.Op{{Kind: op.Client, Name: op.OwnPorts}})[0]; r.Error != "" {
+			t.Error(r.Error)
+		}
+		noRefusals(t, s.Flows(t))
+	})
+}
+
 func noRefusals(t *testing.T, flows []api.Flow) {
 	t.Helper()
 	if len(flows) == 0 {

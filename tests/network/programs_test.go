@@ -59,7 +59,8 @@ func TestPrograms(t *testing.T) {
 					Argv: []string{"sh", "-c", p.command}, Stdin: []byte(p.script), Timeout: testenv.HungAfter.Seconds(),
 					Env: []string{
 						"HOME=/tmp", "GOPATH=/tmp/gopath", "GOCACHE=/tmp/gocache", "GOPROXY=https://site.test/go", "GOSUMDB=off", "GOFLAGS=-mod=mod", "GOTOOLCHAIN=local",
-						"SSL_CERT_FILE=/tmp/ca.pem", "NODE_EXTRA_CA_CERTS=/tmp/ca.pem", "GIT_TERMINAL_PROMPT=0", "LC_ALL=C",
+						"SSL_CERT_FILE=/tmp/ca.pem", "NODE_EXTRA_CA_CERTS=/tmp/ca.pem", "GIT_SSL_CAINFO=/tmp/ca.pem", "CURL_CA_BUNDLE=/tmp/ca.pem",
+						"REQUESTS_CA_BUNDLE=/tmp/ca.pem", "PIP_CERT=/tmp/ca.pem", "GIT_TERMINAL_PROMPT=0", "LC_ALL=C",
 					},
 				})
 				answers := 0

@@ -113,7 +113,6 @@ func Clients() map[string]func(context.Context) error {
 	clients["raw-greeting"] = greeting
 	clients["raw-server-ends"] = serverEnds
 	clients["at-once"] = atOnce
-	clients["own-ports"] = ownPorts
 	return clients
 }
 
@@ -441,6 +440,10 @@ func atOnce(ctx context.Context) error {
 	}
 	return nil
 }
+
+// OwnPorts is the name of a client that is no entry of [Clients]: while a connection to a port leads
+// outside, or has just ended, no program inside can bind that port on all addresses.
+const OwnPorts = "own-ports"
 
 // ownPorts has servers in the sandbox on the ports that the network uses too. Programs inside reach
 // them, and nothing of the network outside is lost by them.

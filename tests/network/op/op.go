@@ -98,6 +98,9 @@ func (o *Op) Do() Result {
 		return Result{Error: name(o.flood(context.Background()))}
 	case Client:
 		f, ok := Clients()[o.Name]
+		if o.Name == OwnPorts {
+			f, ok = ownPorts, true
+		}
 		if !ok {
 			return Result{Error: "no such client"}
 		}
