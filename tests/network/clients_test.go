@@ -28,7 +28,7 @@ func trusting(t *testing.T, d *harness.Daemon, profile, policy string, ca []byte
 	return s
 }
 
-// What a policy allows works as without a sandbox.
+// Clients of allowed servers work as without a sandbox.
 func TestClients(t *testing.T) {
 	ops := clientOps()
 	t.Logf("%d clients", len(ops))

@@ -141,8 +141,8 @@ func begin(t *testing.T, s *harness.Sandbox, ops []op.Op) (wait func() []op.Resu
 	}
 }
 
-// A gateway that is killed resets what it relays. What follows works, and nothing in the sandbox
-// has to be done for that.
+// A gateway that is killed resets its connections. Later ones work, and nothing in the sandbox has
+// to be done for that.
 func TestGatewayIsKilled(t *testing.T) {
 	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
 		t.Helper()
@@ -406,7 +406,7 @@ func TestFloodsStopAtTheirSandbox(t *testing.T) {
 		)
 		over := make(chan struct{})
 		t.Cleanup(func() { close(over) })
-		w.serve(t, unreadAt, func(net.Conn) { <-over }) // what is sent stays in buffers
+		w.serve(t, unreadAt, func(net.Conn) { <-over }) // all bytes stay in buffers
 		for name, to := range map[string]struct{ addr, bytes string }{
 			"slow heads":  {siteAddr + ":80", "GET / HTTP/1.1\r\nHost: site.test\r\nA: "},
 			"connections": {lanAddr + ":9000", "x"},

@@ -117,23 +117,23 @@ func profiles(t *testing.T, d *harness.Daemon) []string {
 func connected(t *testing.T, d *harness.Daemon, profile, policy string) *harness.Sandbox {
 	t.Helper()
 	s := d.Create(t, api.CreateSandbox{Profile: profile, Network: api.Network{Mode: api.NetworkEgress, Policy: policy}})
-	plant(t, s, harness.Helper(t, "prober"), proberAt)
+	plant(t, s)
 	return s
 }
 
 const proberAt = "/tmp/prober"
 
-// plant puts a program into a sandbox.
-func plant(t *testing.T, s *harness.Sandbox, program, path string) {
+// plant puts the prober into a sandbox.
+func plant(t *testing.T, s *harness.Sandbox) {
 	t.Helper()
-	data, err := os.ReadFile(program)
+	data, err := os.ReadFile(harness.Helper(t, "prober"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Put(t.Context(), path, data); err != nil {
-		t.Fatalf("put %s: %v", path, err)
+	if err := s.Put(t.Context(), proberAt, data); err != nil {
+		t.Fatalf("put the prober: %v", err)
 	}
-	s.Sh(t, "chmod 755 "+path)
+	s.Sh(t, "chmod 755 "+proberAt)
 }
 
 // probe does operations inside a sandbox.

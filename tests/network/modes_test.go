@@ -23,7 +23,7 @@ func TestFullOpensNoSpecialAddress(t *testing.T) {
 		ca := site(t, w, nil)
 		prepare(t, w, hosts)
 		s := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkFull}})
-		plant(t, s, harness.Helper(t, "prober"), proberAt)
+		plant(t, s)
 		if err := s.Put(t.Context(), op.CA, ca); err != nil {
 			t.Fatal(err)
 		}
@@ -62,7 +62,7 @@ func TestNoneReachesNothing(t *testing.T) {
 		t.Helper()
 		prepare(t, w, hosts)
 		s := d.Create(t, api.CreateSandbox{})
-		plant(t, s, harness.Helper(t, "prober"), proberAt)
+		plant(t, s)
 		ops := slices.DeleteFunc(opsOf(attacks), func(o op.Op) bool {
 			return o.Kind == op.Resolve && o.To == "" || o.Kind == op.Send || o.Kind == op.Call // there is no nameserver, and calls change nothing beyond
 		})
@@ -87,8 +87,8 @@ func TestNoneReachesNothing(t *testing.T) {
 	})
 }
 
-// A policy that changes resets the connections that it refuses, and keeps the others. What it opens
-// works at once.
+// A policy that changes resets the connections that it refuses, and keeps the others. Newly allowed
+// names work at once.
 func TestPolicyChangesWhileConnectionsAreOpen(t *testing.T) {
 	const before = `{version: 1, rules: [{name: a, allow: 10.1.0.8, ports: 9000}, {name: b, allow: 10.1.0.7, ports: 9000}]}`
 	const after = `{version: 1, rules: [{name: b, allow: 10.1.0.7, ports: 9000}, {name: site, allow: [site.test, "*.site.test"]}]}`
@@ -142,7 +142,7 @@ func TestBudgets(t *testing.T) {
 				t.Helper()
 				site(t, w, nil)
 				s := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkEgress, Policy: allowed, Budget: b.budget}})
-				plant(t, s, harness.Helper(t, "prober"), proberAt)
+				plant(t, s)
 				var ops []op.Op
 				for range 6 {
 					ops = append(ops, op.Op{Kind: op.TCP, To: lanAddr + ":9000", Bytes: make([]byte, 1000), HalfClose: true})

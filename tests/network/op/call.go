@@ -174,7 +174,7 @@ func bind(family, kind, port int) error {
 	})
 }
 
-// rewrite writes to a sysctl what it has.
+// rewrite writes a sysctl with its own value.
 func rewrite(file string) error {
 	value, err := os.ReadFile(file)
 	if err != nil {

@@ -441,8 +441,9 @@ func atOnce(ctx context.Context) error {
 	return nil
 }
 
-// OwnPorts is the name of a client that is no entry of [Clients]: while a connection to a port leads
-// outside, or has just ended, no program inside can bind that port on all addresses.
+// OwnPorts is the name of a client that is no entry of [Clients]: it needs a sandbox that has made
+// no connection. A connection to a port outside takes the port from programs inside, also for the
+// minute after its end.
 const OwnPorts = "own-ports"
 
 // ownPorts has servers in the sandbox on the ports that the network uses too. Programs inside reach
