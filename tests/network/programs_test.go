@@ -40,7 +40,7 @@ var programs = map[string]struct {
 }{
 	"python": {[]string{"python3"}, "exec /usr/bin/python3 -", pythonClients, 25},
 	"node":   {[]string{"node"}, "exec node --input-type=module -", nodeClients, 18},
-	"shell":  {[]string{"curl", "openssl", "git", "perl", "ruby", "npm", "pip3", "java", "apt-get"}, "exec sh -s", shellClients, 45},
+	"shell":  {[]string{"curl", "openssl", "git", "perl", "ruby", "npm", "pip3", "java", "apt-get"}, "exec sh -s", shellClients, 43},
 }
 
 // Programs that people use in sandboxes get what a policy allows, and clear errors for the rest.

@@ -442,8 +442,8 @@ func atOnce(ctx context.Context) error {
 }
 
 // OwnPorts is the name of a client that is no entry of [Clients]: it needs a sandbox that has made
-// no connection. A connection to a port outside takes the port from programs inside, also for the
-// minute after its end.
+// no connection. A connection to a port outside takes the port from programs inside, also for some
+// time after its end.
 const OwnPorts = "own-ports"
 
 // ownPorts has servers in the sandbox on the ports that the network uses too. Programs inside reach
