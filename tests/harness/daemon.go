@@ -22,6 +22,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -85,6 +87,9 @@ type Options struct {
 	Programs string
 	// User is the user to become; nil: the test's own. Only root can ask for it.
 	User *syscall.Credential
+	// Within calls start on a thread that is in other namespaces, which the daemon then begins in; nil:
+	// those of the test. The namespaces must show the daemon's directories.
+	Within func(start func() error) error
 	// Cgroup is the directory of the cgroup to start in; "": where the test is.
 	Cgroup string
 	// Processes is how many its user may have (the soft RLIMIT_NPROC); 0: as the test. With
@@ -286,7 +291,18 @@ func (d *Daemon) Launch(t testing.TB) {
 		d.marks.given[d.options.Cgroup] = struct{}{}
 		d.cmd.SysProcAttr.UseCgroupFD, d.cmd.SysProcAttr.CgroupFD = true, int(group.Fd())
 	}
-	if err := d.cmd.Start(); err != nil {
+	start := d.cmd.Start
+	if d.options.Within != nil {
+		start = func() error {
+			return d.options.Within(func() error {
+				for _, link := range namespacesOf(unix.Gettid()) {
+					d.marks.given[link] = struct{}{}
+				}
+				return d.cmd.Start()
+			})
+		}
+	}
+	if err := start(); err != nil {
 		t.Fatalf("start the daemon: %v", err)
 	}
 	d.exited = make(chan struct{})

@@ -33,7 +33,7 @@ type Footprint struct {
 	processes  map[int]string       // pid -> start time and command, so that a reused pid is not taken for ours
 	namespaces map[string]namespace // "net:[4026532008]" -> the process that was seen in it
 	cgroups    map[string]struct{}  // directories
-	given      map[string]struct{}  // directories that the test made for the daemon: not the daemon's to remove
+	given      map[string]struct{}  // directories and namespaces that the test made for the daemon: not the daemon's to remove
 }
 
 // A namespace is one that a process of ours was in.
@@ -202,6 +202,9 @@ func (f *Footprint) mark(roots []int) error {
 		}
 	}
 	maps.Copy(f.namespaces, seen)
+	for link := range f.given {
+		delete(f.namespaces, link)
+	}
 	if dir := cgroupOf(os.Getpid()); dir != "" {
 		delete(f.cgroups, dir)
 	}

@@ -142,6 +142,32 @@ func (s *Sandbox) Stream(ctx context.Context, request api.ExecRequest, f func(ap
 	}
 }
 
+// Flows asks for the record of the sandbox's network.
+func (s *Sandbox) Flows(t testing.TB) []api.Flow {
+	t.Helper()
+	response, err := s.daemon.Do(t.Context(), http.MethodGet, s.path("/flows"), nil)
+	if err != nil {
+		t.Fatalf("ask for the flows of sandbox %s: %v", s.ID, err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode >= 300 {
+		t.Fatalf("ask for the flows of sandbox %s: %v", s.ID, problem(response))
+	}
+	var flows []api.Flow
+	for dec := json.NewDecoder(response.Body); ; {
+		var f api.Flow
+		switch err := dec.Decode(&f); {
+		case errors.Is(err, io.EOF):
+			return flows
+		case err != nil:
+			t.Fatalf("read the flows of sandbox %s: %v", s.ID, err)
+		case f.Error != nil:
+			t.Fatalf("read the flows of sandbox %s: %v", s.ID, f.Error)
+		}
+		flows = append(flows, f)
+	}
+}
+
 // Inspect asks for the sandbox as it is now.
 func (s *Sandbox) Inspect(ctx context.Context) (*api.Sandbox, error) {
 	var now api.Sandbox

@@ -13,6 +13,8 @@ import (
 // parallel: they have sandboxes of their own, and look at no other ones. The package's TestMain
 // calls [Shared.Stop].
 type Shared struct {
+	Options Options // of the daemon; not changed after its start
+
 	mu     sync.Mutex
 	daemon *Daemon  // nil: the next test starts it
 	t      *sharing // of the test that started it
@@ -26,7 +28,7 @@ func (s *Shared) Daemon(t testing.TB) *Daemon {
 	defer s.mu.Unlock()
 	if s.daemon == nil {
 		st := &sharing{TB: t}
-		d := Start(st, Options{})
+		d := Start(st, s.Options)
 		d.shared = true
 		s.daemon, s.t = d, st
 	}

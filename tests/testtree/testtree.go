@@ -30,6 +30,7 @@ var helpers = []helper{
 	{name: "initfoe", dir: ".", pkg: "./tests/security/initfoe"},
 	{name: "lister", dir: ".", pkg: "./tests/functional/lister"},
 	{name: "applier", dir: ".", pkg: "./tests/security/applier", cgo: true},
+	{name: "prober", dir: ".", pkg: "./tests/network/prober"},
 	{name: "neighbour", dir: ".", pkg: "./tests/engine/neighbour"},
 	{name: "makerfoe", dir: ".", pkg: "./tests/engine/makerfoe", cgo: true},
 	{name: "mutant-launcher", dir: ".", pkg: "./cmd/sandboxd-launcher", cgo: true, tags: " mutant"},
