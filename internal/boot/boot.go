@@ -239,13 +239,17 @@ func Serve(ctx context.Context, o Options) (err error) {
 		},
 		Tenants: tenants, Lock: lock, IdleExit: o.IdleExit,
 		// By then all files that are read once have been read, the host's certificates included.
-		Confine: func() (_ int, err error) {
+		Confine: func() (int, error) {
 			if !confinable {
 				log.Warn("not enforced on this host", "what", "confinement of the daemon to its own directories: "+noLandlock)
 				return 0, nil
 			}
-			confined, err = limits.Plan().Apply()
-			return limits.ABI, err
+			held, err := limits.Plan().Apply()
+			if err != nil {
+				return 0, err
+			}
+			confined = held
+			return limits.ABI, nil
 		},
 	})
 	if err != nil {
