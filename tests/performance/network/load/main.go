@@ -1,0 +1,262 @@
+// Command load is both ends of what `make bench-net` measures: a server outside, and a client that
+// runs inside a network and writes its results as JSON.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "load:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) == 0 {
+		return errors.New("usage: load serve | bulk | requests")
+	}
+	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
+	name := flags.String("name", "bench.test", "Name of the server.")
+	port := flags.String("port", "80", "Port of the server.")
+	switch args[0] {
+	case "serve":
+		return serve()
+	case "bulk":
+		down := flags.Bool("down", false, "Receive instead of sending.")
+		flows := flags.Int("flows", 1, "Number of connections at once.")
+		period := flags.Duration("for", time.Second, "Time to send or receive.")
+		if err := flags.Parse(args[1:]); err != nil {
+			return err
+		}
+		return bulk(*name, *port, *down, *flows, *period)
+	case "requests":
+		count := flags.Int("n", 100, "Number of requests.")
+		if err := flags.Parse(args[1:]); err != nil {
+			return err
+		}
+		return requests(*name, *port, *count)
+	default:
+		return fmt.Errorf("no command %q", args[0])
+	}
+}
+
+const bufferSize = 256 << 10
+
+// The first byte of a bulk connection.
+const (
+	up   = 'u' // the client sends, and is told the number of bytes at its end
+	down = 'd'
+)
+
+// serve answers bulk connections on port 5001 and one request per connection on port 80.
+func serve() error {
+	for at, handle := range map[string]func(*net.TCPConn) error{":5001": serveBulk, ":80": serveRequest} {
+		l, err := new(net.ListenConfig).Listen(context.Background(), "tcp4", at)
+		if err != nil {
+			return err
+		}
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					_ = handle(c.(*net.TCPConn)) // the client reports what it misses
+					_ = c.Close()
+				}()
+			}
+		}()
+	}
+	select {} // ends with the benchmark
+}
+
+func serveBulk(c *net.TCPConn) error {
+	var kind [1]byte
+	if _, err := io.ReadFull(c, kind[:]); err != nil {
+		return err
+	}
+	buf := make([]byte, bufferSize)
+	if kind[0] == down {
+		for {
+			if _, err := c.Write(buf); err != nil {
+				return err
+			}
+		}
+	}
+	sum, err := count(c, buf)
+	if err != nil {
+		return err
+	}
+	return binary.Write(c, binary.BigEndian, sum)
+}
+
+// count reads to the end.
+func count(r io.Reader, buf []byte) (sum int64, err error) {
+	for {
+		n, err := r.Read(buf)
+		sum += int64(n)
+		switch {
+		case errors.Is(err, io.EOF):
+			return sum, nil
+		case err != nil:
+			return sum, err
+		}
+	}
+}
+
+var response = []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+
+func serveRequest(c *net.TCPConn) error {
+	buf := make([]byte, 4096)
+	for n := 0; ; {
+		m, err := c.Read(buf[n:])
+		if n += m; err != nil {
+			return err
+		}
+		if bytes.HasSuffix(buf[:n], []byte("\r\n\r\n")) {
+			_, err := c.Write(response)
+			return err
+		}
+	}
+}
+
+// address resolves the name once, as a program inside does before it connects.
+func address(name, port string) (string, error) {
+	addrs, err := net.DefaultResolver.LookupHost(context.Background(), name)
+	if err != nil {
+		return "", err
+	}
+	return net.JoinHostPort(addrs[0], port), nil
+}
+
+func dial(at string) (*net.TCPConn, error) {
+	c, err := new(net.Dialer).DialContext(context.Background(), "tcp4", at)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.TCPConn), nil
+}
+
+// Bulk is the result of a bulk transfer.
+type Bulk struct {
+	Bytes   int64         `json:"bytes"` // that have arrived
+	Elapsed time.Duration `json:"elapsed"`
+	CPU     time.Duration `json:"cpu"` // processor time of this process
+}
+
+func bulk(name, port string, receive bool, flows int, period time.Duration) error {
+	at, err := address(name, port)
+	if err != nil {
+		return err
+	}
+	var total atomic.Int64
+	errs := make([]error, flows)
+	start := time.Now()
+	var group sync.WaitGroup
+	for i := range flows {
+		group.Go(func() {
+			n, err := flow(at, receive, start.Add(period))
+			total.Add(n)
+			errs[i] = err
+		})
+	}
+	group.Wait()
+	b := Bulk{Bytes: total.Load(), Elapsed: time.Since(start)}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	var usage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		return err
+	}
+	b.CPU = time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+	return json.NewEncoder(os.Stdout).Encode(b)
+}
+
+// flow is one connection. It returns the bytes that have arrived.
+func flow(at string, receive bool, end time.Time) (int64, error) {
+	c, err := dial(at)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	buf := make([]byte, bufferSize)
+	if receive {
+		if _, err := c.Write([]byte{down}); err != nil {
+			return 0, err
+		}
+		if err := c.SetReadDeadline(end); err != nil {
+			return 0, err
+		}
+		sum, err := count(c, buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = nil
+		}
+		return sum, err
+	}
+	if _, err := c.Write([]byte{up}); err != nil {
+		return 0, err
+	}
+	for time.Now().Before(end) {
+		if _, err := c.Write(buf); err != nil {
+			return 0, err
+		}
+	}
+	if err := c.CloseWrite(); err != nil {
+		return 0, err
+	}
+	var sum int64
+	return sum, binary.Read(c, binary.BigEndian, &sum)
+}
+
+// requests writes the times of connections with one request each, from connect to the end of the
+// response.
+func requests(name, port string, n int) error {
+	at, err := address(name, port)
+	if err != nil {
+		return err
+	}
+	request := []byte("GET / HTTP/1.1\r\nHost: " + name + "\r\n\r\n")
+	times := make([]time.Duration, n)
+	for i := range times {
+		start := time.Now()
+		if err := once(at, request); err != nil {
+			return fmt.Errorf("request %d: %w", i, err)
+		}
+		times[i] = time.Since(start)
+	}
+	return json.NewEncoder(os.Stdout).Encode(times)
+}
+
+func once(at string, request []byte) error {
+	c, err := dial(at)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if _, err := c.Write(request); err != nil {
+		return err
+	}
+	got, err := io.ReadAll(c)
+	if err == nil && !bytes.HasSuffix(got, []byte("\r\n\r\nok")) {
+		err = fmt.Errorf("the response is %q", got)
+	}
+	return err
+}
