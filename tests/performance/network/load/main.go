@@ -58,10 +58,10 @@ func run(args []string) error {
 
 const bufferSize = 256 << 10
 
-// The first byte of a bulk connection.
+// The first byte of a bulk connection. A letter would begin a head of HTTP, for which a gateway waits.
 const (
-	up   = 'u' // the client sends, and is told the number of bytes at its end
-	down = 'd'
+	up   = 1 // the client sends, and is told the number of bytes at its end
+	down = 2
 )
 
 // serve answers bulk connections on port 5001 and one request per connection on port 80.
