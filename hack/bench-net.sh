@@ -2,6 +2,7 @@
 # bench-net.sh: measure networks of sandboxes against a plain veth, slirp4netns and pasta, and write the section "Networks" of
 # docs/performance.md. Only root can make the namespaces. ROUNDS=5 REQUESTS=200 RUN=regexp PAGE=docs/performance.md.
 #
+#
 # Everything happens in a network, mount and PID namespace that end with it:
 #
 #   upstream, 93.184.215.14 ── veth, MTU 1500 ── world: the daemon and its gateway, slirp4netns, pasta ── sandboxes, namespaces of peers
@@ -21,6 +22,7 @@ if [ $# -eq 0 ]; then
 	go test -buildvcs=false -c -o "$work/network.test" ./tests/performance/network
 	CGO_ENABLED=0 go build -buildvcs=false -o "$work/load" ./tests/performance/network/load
 	go build -buildvcs=false -o "$work/table" ./tests/performance/network/table
+	go test -buildvcs=false -c -o "$work/netns.test" ./netns
 	mkdir "$work/bin" "$work/tmp" "$work/proc"
 	chmod 1777 "$work/tmp"
 	cp bin/sandboxd bin/sandboxd-agent bin/sandboxd-launcher bin/sandboxd-init "$work/bin/"
@@ -74,3 +76,4 @@ cd "$work/tmp"
 env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME="$work/tmp" TMPDIR="$work/tmp" SANDBOXD_BIN="$work/bin" \
 	SANDBOXD_BENCH_NET="$work" SANDBOXD_BENCH_USER="$user" SANDBOXD_BENCH_SERVER=$! \
 	"$work/network.test" -test.v -test.run '^$' -test.bench "${RUN:-.}" -test.benchtime 1x -test.timeout 60m -rounds "${ROUNDS:-5}" -requests "${REQUESTS:-200}"
+[ -n "${RUN:-}" ] || "$work/netns.test" -test.run '^$' -test.bench '^BenchmarkMake$/^full$/^1$' -test.benchtime 5x
