@@ -6,9 +6,10 @@ package api
 type Pool struct {
 	Image   string `json:"image"` // reference as configured
 	Profile string `json:"profile"`
-	Size    int    `json:"size"`           // target number of ready sandboxes; with Most, derived from the last ten minutes
-	Most    int    `json:"most,omitempty"` // maximum of Size, for a pool that adapts
-	Ready   int    `json:"ready"`          // current number of ready sandboxes
+	Network bool   `json:"network,omitempty"` // for sandboxes with a network
+	Size    int    `json:"size"`              // target number of ready sandboxes; with Most, derived from the last ten minutes
+	Most    int    `json:"most,omitempty"`    // maximum of Size, for a pool that adapts
+	Ready   int    `json:"ready"`             // current number of ready sandboxes
 	// Hits and Misses count the creations of this image and profile since the daemon's start. A hit
 	// took a sandbox from the pool. A miss found none ready, or asked for a property that a running
 	// sandbox cannot be given, such as a nofile limit.

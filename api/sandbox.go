@@ -68,6 +68,9 @@ type Network struct {
 	// egress, which needs one.
 	Policy string        `json:"policy,omitempty"`
 	Budget NetworkBudget `json:"budget,omitzero"`
+	// Secrets are names of the operator's secrets, which the gateway puts into requests. The sandbox
+	// has placeholders. They need a rule that inspects requests.
+	Secrets []string `json:"secrets,omitempty"`
 }
 
 // NetworkBudget bounds what a sandbox's network does while the sandbox runs. What exceeds it is

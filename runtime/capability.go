@@ -100,7 +100,8 @@ type DescriptorSet struct {
 // and with ErrNoNetwork for one that has no network.
 type Networker interface {
 	// NetworkSockets returns copies of the sockets at which the sandbox's connections end. A daemon
-	// asks again for those of the sandboxes that it adopts.
+	// asks again for those of the sandboxes that it adopts. The kernel keeps the namespace of an ended
+	// sandbox until the last copy is closed.
 	NetworkSockets(ctx context.Context, id string) (*NetworkSockets, error)
 	// NetworkSocket makes a socket inside the sandbox's namespace, of network "tcp" or "udp", for one
 	// netns.Connect to a server there. The caller closes it.

@@ -29,6 +29,7 @@ type Request struct {
 	Defaults    api.Limits // of the profile: wishes, left out where the host cannot enforce them
 	Limits      api.Limits // asked for: enforced or an error
 	Network     api.Network
+	Trust       []byte // see [Spec.Trust]
 	Timeout     time.Duration
 	IdleTimeout time.Duration
 	Ports       []api.PortMapping // published by the caller
@@ -54,6 +55,7 @@ func (r *Request) spec(id, name string, deadline time.Time) *Spec {
 		Explicit: r.Limits,
 		Deadline: deadline,
 		Network:  hasNetwork(&r.Network),
+		Trust:    r.Trust,
 	}
 }
 

@@ -30,6 +30,9 @@ var (
 	ErrProcesses     = errors.New("no more processes can be had") // for the daemon's user, all sandboxes together, or one of them
 )
 
+// TrustFile is a bundle of certificates in every sandbox with [Spec.Trust].
+const TrustFile = "/etc/ssl/certs/ca-certificates.crt"
+
 // Spec is everything an engine needs to start a sandbox. It is complete: defaults have been filled
 // in and names have been resolved, so that it can be printed, compared and kept in a golden file.
 type Spec struct {
@@ -49,6 +52,9 @@ type Spec struct {
 	// Network gives the sandbox a network namespace whose connections end at the sockets of
 	// [Networker.NetworkSockets]. An engine that cannot make one fails with ErrUnenforceable.
 	Network bool `json:"network,omitempty"`
+	// Trust is a certificate in PEM, of an authority that programs of the sandbox trust beside those of
+	// the image: their bundle, [TrustFile] among others, has it. Only with Network.
+	Trust []byte `json:"trust,omitempty"`
 	// Fresh has Start discard the sandbox's own files, if there are any.
 	Fresh bool `json:"fresh,omitempty"`
 }

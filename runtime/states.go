@@ -15,6 +15,7 @@ type StartRequest struct {
 	Profile Profile       // the record's, resolved as for a creation
 	Timeout time.Duration // from now on; zero means the timeout of its creation
 	Idle    bool          // see [Record]
+	Trust   []byte        // see [Spec.Trust]
 }
 
 // Start runs a sandbox that has stopped or was lost once more: with its own files, id, name, labels
@@ -64,7 +65,7 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	started, err := s.engine.Start(making, &Spec{
 		ID: rec.ID, Rootfs: rec.Rootfs, Hostname: rec.Name, Profile: req.Profile,
 		Limits: rec.Limits, Explicit: rec.Explicit.Matching(&rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline, Fresh: rec.Fresh,
-		Network: hasNetwork(&rec.Network),
+		Network: hasNetwork(&rec.Network), Trust: req.Trust,
 	}, control)
 	cerr := control.Close()          // init alone holds it, see create
 	if errors.Is(err, ErrNotFound) { // the sandbox exists; its layers do not

@@ -17,8 +17,8 @@ var version = "unknown"
 
 func main() {
 	// The program executes itself for four other purposes: as the child of a kernel probe, as the
-	// broker of a confined daemon, as the gateway of sandboxes' connections, and, copied into a sandbox,
-	// as an attack on it.
+	// broker of a confined daemon, as the gateway of sandboxes' connections, and, copied into a
+	// sandbox, as an attack on it.
 	for _, other := range []func(args []string) (code int, handled bool){kernel.Main, broker.Main, egress.Main, attack.Main} {
 		if code, ok := other(os.Args[1:]); ok {
 			os.Exit(code)

@@ -207,6 +207,10 @@ func Serve(ctx context.Context, o Options) (err error) {
 			return optionErrorf("--pool %s=%d,%s: %w", p.Image, p.Size, p.Profile, err)
 		}
 	}
+	known, err := o.readSecrets()
+	if err != nil {
+		return err
+	}
 	guesthost.OpenPressure() // before the confinement, which refuses it
 	confined := new(confine.Held)
 	defer func() { err = errors.Join(err, confined.Close()) }()
@@ -223,7 +227,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 			StartGateway: func(ctx context.Context, record func(gateway.Event)) (*egress.Gateway, error) {
 				return egress.Start(ctx, egress.Config{Start: helper.StartGateway, Events: record, Log: log})
 			},
-			NetworkCeiling: o.NetworkCeiling,
+			NetworkCeiling: o.NetworkCeiling, Secrets: known,
 			Agents: agents.New(agents.Options{
 				Dir: hosted.Runs, Max: o.AgentRuns, Start: helper.StartAgent, Signal: helper.SignalAgent, Log: log,
 			}),

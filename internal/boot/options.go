@@ -12,6 +12,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/internal/broker"
 	"github.com/sandboxd/sandboxd/internal/daemon"
+	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
@@ -69,6 +70,8 @@ type Options struct {
 	// NetworkCeiling is what network policies may allow at most; nil means no bound, for tenants all
 	// that is public.
 	NetworkCeiling *policy.Policy
+	// Secrets is a file of secrets that the gateway puts into requests; empty means none.
+	Secrets string
 	// Profiles is a directory of security profiles beside the embedded ones; empty means none.
 	Profiles string
 	// Pools lists the warm pools.
@@ -123,6 +126,18 @@ func (o *Options) agents(program string) broker.Agents {
 
 // registries checks the options of registries and reads the trusted certificates. The host's own
 // are read in any case: the daemon cannot read them once it is confined.
+// readSecrets reads the secrets and their values.
+func (o *Options) readSecrets() (map[string]secrets.Secret, error) {
+	if o.Secrets == "" {
+		return nil, nil
+	}
+	all, err := secrets.Read(o.Secrets)
+	if err != nil {
+		return nil, optionErrorf("--secrets: %w", err)
+	}
+	return all, nil
+}
+
 func (o *Options) registries() (registry.Config, error) {
 	r := registry.Config{Mirrors: make(map[string][]string), Insecure: o.InsecureRegistries}
 	for _, m := range o.Mirrors {

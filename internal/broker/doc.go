@@ -1,11 +1,11 @@
 // Package broker is a helper process that does for a confined daemon the few things that
 // confinement forbids, and its client.
 //
-// The daemon starts its own program a second time before it confines itself ([Start]). That process
-// ([Main]) keeps the privileges of the daemon's user. It starts launchers, the gateway and processes
-// of agent runs, removes the daemon's cgroups, probes the host, reads registry credentials, resolves
-// host names, writes the layer of the host image, and as root maps mounts of the launcher's
-// directories.
+// The daemon starts its own program a second time before it confines itself ([Start]). That
+// process ([Main]) keeps the privileges of the daemon's user. It starts launchers, the gateway and
+// processes of agent runs, removes the daemon's cgroups, probes the host, reads registry
+// credentials, resolves host names, writes the layer of the host image, and as root maps mounts of
+// the launcher's directories.
 //
 //	daemon                                       broker
 //	  │ {"request":"NAME","args":{…}}              │

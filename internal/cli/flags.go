@@ -125,6 +125,7 @@ type sandboxFlags struct {
 	network  cmdline.Network
 	egress   cmdline.Size
 	publish  []string
+	secrets  []string
 	nofile   uint64
 	lifetime cmdline.Seconds
 	idle     cmdline.Seconds
@@ -141,6 +142,7 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.profile, "profile", "", "security `profile` (default \"default\")")
 	s.egress.Least = 1
 	f.Var(&s.network, "network", cmdline.NetworkUsage)
+	f.StringArrayVar(&s.secrets, "secret", nil, "`name` of a secret of the daemon's that the gateway puts into requests; repeatable")
 	f.StringArrayVarP(&s.publish, "publish", "p", nil, "publish a port of the sandbox: `[[ADDRESS:]HOSTPORT:]PORT`, by default at 127.0.0.1; repeatable")
 	f.Var(&s.egress, "max-egress", "maximum bytes that leave over the network, such as 100m")
 	f.Uint64Var(&s.nofile, "nofile", 0, "maximum `number` of open files per process")
@@ -168,6 +170,7 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 	if req.Network, err = s.network.With(&s.egress, "--max-egress"); err != nil {
 		return req, err
 	}
+	req.Network.Secrets = s.secrets
 	if changed("nofile") && s.nofile < 1 {
 		return req, cmdline.Usagef("--nofile %d is less than 1", s.nofile)
 	}

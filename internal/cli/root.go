@@ -66,7 +66,7 @@ it where none is running.
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
 		newAttach, newExecs, newKill, newTop, newLogs, newFlows, newPort, newOpen, newWait,
 		newAgent,
-		newServe, newShutdown, newDoctor, newProfiles, newDocs, newVersion,
+		newServe, newShutdown, newDoctor, newProfiles, newPolicy, newDocs, newVersion,
 	} {
 		root.AddCommand(newCommand(d))
 	}

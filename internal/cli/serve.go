@@ -105,11 +105,12 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.RegistryCAs, "registry-ca", nil, "trust the certificates in this PEM `file` for registries, beside the host's own; repeatable")
 	f.Var((*unpackLimits)(&o.UnpackLimits), "unpack-limits", "limits of an image as `NAME=N,...`: entries and bytes of all layers, ratio of unpacked to compressed bytes, depth of directories; others keep their defaults")
 	f.IntVar(&o.LogFiles, "log-files", o.LogFiles, "maximum `number` of log files per sandbox, from 2 to 1000; the oldest is removed first")
-	f.StringArrayVar(&o.pools, "pool", nil, "warm pool of N idle sandboxes: `IMAGE=N[,PROFILE]`, such as host=4; with auto or auto:N its size follows the creations of the last ten minutes, up to 8 or N; repeatable")
+	f.StringArrayVar(&o.pools, "pool", nil, "warm pool of N idle sandboxes: `IMAGE=N[,PROFILE][,network]`, such as host=4; with auto or auto:N its size follows the creations of the last ten minutes, up to 8 or N; repeatable")
 	f.DurationVar(&o.EndedAge, "ended-age", o.EndedAge, "maximum age of ended sandboxes without the label sandboxd.keep; 0: no limit")
 	f.IntVar(&o.EndedLimit, "ended-limit", 0, "maximum `number` of ended sandboxes; oldest are removed first, after at least an hour; 0: no limit")
 	f.DurationVar(&o.SnapshotAge, "snapshot-age", 0, "maximum age of snapshots without a sandbox and without the label sandboxd.keep (default: no limit)")
 	f.StringVar(&o.ceiling, "network-ceiling", "", "most that network policies may allow: a policy `file`, presets such as pypi,npm, full, or none (default: no bound; for tenants full)")
+	f.StringVar(&o.Secrets, "secrets", "", "YAML `file` of secrets that the gateway puts into requests of sandboxes; see docs/guides/network-policy.md")
 	f.StringVar(&o.Profiles, "profiles", "", "`directory` of security profiles beside the built-in ones (default: none)")
 	f.IntVar(&o.AgentRuns, "agent-runs", o.AgentRuns, "maximum `number` of hosted agent runs in progress, from 1 to 1000")
 	f.DurationVar(&o.AgentAge, "agent-age", o.AgentAge, "maximum age of idle hosted agent runs; 0: no limit")
@@ -194,6 +195,13 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 			return opts, cmdline.Usagef("--require has an empty name")
 		}
 	}
+	if opts.Secrets != "" {
+		abs, err := filepath.Abs(opts.Secrets)
+		if err != nil {
+			return opts, fmt.Errorf("make %s absolute: %w", opts.Secrets, err)
+		}
+		opts.Secrets = abs
+	}
 	if opts.Profiles != "" {
 		abs, err := filepath.Abs(opts.Profiles)
 		if err != nil {
@@ -269,8 +277,12 @@ const learnedPool = 8
 func parsePool(s string) (p boot.Pool, err error) {
 	i := strings.LastIndexByte(s, '=')
 	if i > 0 {
-		size, profile, named := strings.Cut(s[i+1:], ",")
-		p.Image, p.Profile = s[:i], profile
+		size, rest, named := strings.Cut(s[i+1:], ",")
+		p.Image, p.Profile = s[:i], rest
+		if before, ok := strings.CutSuffix(","+rest, ",network"); ok {
+			p.Network, p.Profile = true, strings.TrimPrefix(before, ",")
+			named = p.Profile != ""
+		}
 		if !named {
 			p.Profile = ociprofiles.Default
 		}
@@ -283,7 +295,7 @@ func parsePool(s string) (p boot.Pool, err error) {
 		p.Size, err = strconv.Atoi(size)
 	}
 	if i <= 0 || err != nil || p.Size < 1 || p.Size > maxPool || p.Profile == "" {
-		return p, cmdline.Usagef("--pool %q: want IMAGE=N, IMAGE=auto or IMAGE=auto:N, with N from 1 to %d, and perhaps ,PROFILE", s, maxPool)
+		return p, cmdline.Usagef("--pool %q: want IMAGE=N, IMAGE=auto or IMAGE=auto:N, with N from 1 to %d, and perhaps ,PROFILE and ,network", s, maxPool)
 	}
 	return p, nil
 }

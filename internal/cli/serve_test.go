@@ -117,6 +117,8 @@ func TestPools(t *testing.T) {
 	for text, want := range map[string]boot.Pool{
 		"host=4":                      {Image: "host", Profile: "default", Size: 4},
 		"host=auto":                   {Image: "host", Profile: "default", Size: learnedPool, Learn: true},
+		"host=2,network":              {Image: "host", Profile: "default", Network: true, Size: 2},
+		"host=2,hardened,network":     {Image: "host", Profile: "hardened", Network: true, Size: 2},
 		"host=auto:3,hardened":        {Image: "host", Profile: "hardened", Size: 3, Learn: true},
 		"example.org:5000/a=b:1=auto": {Image: "example.org:5000/a=b:1", Profile: "default", Size: learnedPool, Learn: true},
 	} {

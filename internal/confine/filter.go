@@ -57,13 +57,15 @@ func gatewayFilter(pid int) filter {
 			when(unix.SYS_SOCKET, condition{0, all, family}, condition{1, 0xf, kind}, condition{2, all, 0})
 		}
 	}
-	for _, o := range [][2]uint32{
-		{unix.SOL_SOCKET, unix.SO_LINGER}, {unix.SOL_SOCKET, unix.SO_KEEPALIVE}, {unix.SOL_SOCKET, unix.SO_BROADCAST},
-		{unix.SOL_TCP, unix.TCP_NODELAY}, {unix.SOL_TCP, unix.TCP_KEEPIDLE}, {unix.SOL_TCP, unix.TCP_KEEPINTVL}, {unix.SOL_TCP, unix.TCP_KEEPCNT},
-		{unix.SOL_IP, unix.IP_RECVORIGDSTADDR}, {unix.SOL_IPV6, unix.IPV6_RECVORIGDSTADDR}, {unix.SOL_IPV6, unix.IPV6_V6ONLY},
-	} {
-		when(unix.SYS_SETSOCKOPT, condition{1, all, o[0]}, condition{2, all, o[1]})
+	options := func(level uint32, names ...uint32) {
+		for _, name := range names {
+			when(unix.SYS_SETSOCKOPT, condition{1, all, level}, condition{2, all, name})
+		}
 	}
+	options(unix.SOL_SOCKET, unix.SO_LINGER, unix.SO_KEEPALIVE, unix.SO_BROADCAST)
+	options(unix.SOL_TCP, unix.TCP_NODELAY, unix.TCP_KEEPIDLE, unix.TCP_KEEPINTVL, unix.TCP_KEEPCNT)
+	options(unix.SOL_IP, unix.IP_RECVORIGDSTADDR)
+	options(unix.SOL_IPV6, unix.IPV6_RECVORIGDSTADDR, unix.IPV6_V6ONLY)
 	// Not F_SETOWN and F_SETSIG, by which the kernel signals other processes.
 	oneOf(unix.SYS_FCNTL, 1, unix.F_GETFL, unix.F_SETFL, unix.F_GETFD, unix.F_SETFD, unix.F_DUPFD_CLOEXEC, unix.F_SETPIPE_SZ, unix.F_GETPIPE_SZ)
 	// Reading of files.

@@ -23,6 +23,7 @@ type conn struct {
 	socket *net.UnixConn
 	raw    syscall.RawConn
 	time   clock
+	began  time.Time
 	event  func(gateway.Event)
 	hello  chan *hello   // gets the first message
 	ended  chan struct{} // closed when nothing more is received
@@ -42,7 +43,7 @@ func newConn(f *os.File, c clock, event func(gateway.Event)) (*conn, error) {
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
-	n := &conn{socket: socket, raw: raw, time: c, event: event, hello: make(chan *hello, 1), ended: make(chan struct{})}
+	n := &conn{socket: socket, raw: raw, time: c, began: c.now(), event: event, hello: make(chan *hello, 1), ended: make(chan struct{})}
 	go n.receive()
 	return n, nil
 }
@@ -202,7 +203,9 @@ func (c *conn) unsent(err error) error {
 func (c *conn) giveUp(sent <-chan error) error {
 	c.end(fmt.Errorf("it has not answered within %v", answerIn))
 	if sent != nil {
-		<-sent // it has the descriptors
+		if err := <-sent; err != nil { // until then it has the descriptors
+			c.fail(err)
+		}
 	}
 	<-c.ended
 	return errLost

@@ -1,5 +1,5 @@
-// Package egress runs the gateway of sandboxes (package gateway) as a process of its own, and is the
-// daemon's client of it.
+// Package egress runs the gateway of sandboxes (package gateway) as a process of its own, and is
+// the daemon's client of it.
 //
 // The process, `sandboxd gateway`, parses bytes of sandboxes and of servers. It is this program,
 // executed by the broker with one descriptor, and confines itself before it reads anything: no
@@ -17,8 +17,11 @@
 //
 // Neither side trusts the other. Packets have one bounded JSON value without unknown fields. A
 // packet of the gateway that breaks a bound ends the connection; events are read at a bounded rate.
-// A gateway that was taken over sees what passes through it and can hide or invent events of the
-// networks it serves. It reaches no file, no other process, and no daemon's memory.
+//
+// A gateway that was taken over sees the connections that pass through it, and can hide or invent
+// events of the networks that it serves. It can connect to any address that the host reaches, its
+// loopback too, and ask for the size and times of files. It reads no other file, writes none,
+// executes nothing, and reaches no other process.
 //
 // # Ends
 //
@@ -26,8 +29,13 @@
 // growing delays, and gets all networks again. Their connections are reset. The listening sockets
 // live on in daemon and launcher, so that connections wait meanwhile. The new process does not know
 // the names that the old one resolved: programs resolve again. Each network's record gets an event
-// of the kind [Restarted].
+// of the kind [Restarted]. Budgets count anew.
 //
-// A panic in the code of one network ends the process for all networks. The delays bound the work of
-// restarts; a network that can crash the gateway again and again denies the network to all others.
+// A process also ends itself where another file has taken the name of resolv.conf, which Landlock
+// does not let it read. A file that is rewritten in place, or lies in a directory of its service,
+// is read anew without that.
+//
+// A panic in the code of one network ends the process for all networks. The delays bound the work
+// of restarts; a network that can crash the gateway again and again denies the network to all
+// others.
 package egress

@@ -111,7 +111,16 @@ func startGateway(t testing.TB) (*Gateway, *starter, events) {
 	t.Helper()
 	requirePureGo(t)
 	s, e := &starter{t: t}, events{make(chan gateway.Event, 100000)}
-	g, err := Start(t.Context(), Config{Start: s.start, Events: func(v gateway.Event) { e.queue <- v }, Log: slog.New(slog.DiscardHandler)})
+	// Pauses between starts end at once, and the times for answers never.
+	patient := clock{now: time.Now, after: func(d time.Duration) <-chan time.Time {
+		if d == answerIn || d == helloIn || d == gapIn {
+			return nil
+		}
+		return time.After(0)
+	}}
+	g, err := Start(t.Context(), Config{
+		Start: s.start, Events: func(v gateway.Event) { e.queue <- v }, Log: slog.New(slog.DiscardHandler), time: patient,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

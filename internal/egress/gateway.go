@@ -16,7 +16,9 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/kernel"
+	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/netns/gateway"
+	"github.com/sandboxd/sandboxd/netns/gateway/ca"
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
@@ -51,6 +53,10 @@ type Network struct {
 	// Budget counts anew in a gateway that was restarted.
 	Budget  gateway.Budget
 	Sockets Sockets
+	// Authority signs the certificates of inspected connections; nil: these are refused.
+	Authority *ca.Authority
+	// Secrets have placeholders.
+	Secrets []secrets.Secret
 }
 
 // Sockets are the ends of a sandbox's connections, as netns.Make has made them.
@@ -94,6 +100,9 @@ type network struct {
 	id     string
 	policy []byte
 	budget gateway.Budget
+	cert   []byte // and key: of the authority
+	key    []byte
+	secret []secrets.Secret
 	fds    []int // plain, because files would put the sockets into our poller
 	record *record
 }
@@ -186,7 +195,6 @@ func (g *Gateway) supervise(c *conn) {
 	defer close(g.supervised)
 	pause := time.Duration(0)
 	for c != nil {
-		began := g.cfg.time.now()
 		<-c.ended
 		g.noteEnd(c)
 		if g.ctx.Err() != nil {
@@ -197,7 +205,7 @@ func (g *Gateway) supervise(c *conn) {
 		for _, n := range g.all() {
 			n.record.add(gateway.Event{Network: n.id, Kind: Restarted, Time: ended, Reason: clean(c.why().Error(), maxReason)})
 		}
-		if ended.Sub(began) >= longestPause {
+		if ended.Sub(c.began) >= longestPause {
 			pause = 0
 		}
 		c, pause = g.replace(pause)
@@ -267,7 +275,7 @@ func (g *Gateway) all() []*network {
 }
 
 func (n *network) request() request {
-	return request{Add: &add{ID: n.id, Policy: n.policy, Budget: n.budget}}
+	return request{Add: &add{ID: n.id, Policy: n.policy, Budget: n.budget, Certificate: n.cert, Key: n.key, Secrets: n.secret}}
 }
 
 // take takes the turn.
@@ -344,7 +352,14 @@ func (g *Gateway) call(ctx context.Context, do func(*conn) error) error {
 // Add serves a network, and replaces one that has its ID. The sockets stay the caller's: the
 // gateway has copies. After an error the network is not served, or served as before.
 func (g *Gateway) Add(ctx context.Context, n Network) error {
-	added := &network{id: n.ID, policy: slices.Clone(n.Policy), budget: n.Budget}
+	added := &network{id: n.ID, policy: slices.Clone(n.Policy), budget: n.Budget, secret: slices.Clone(n.Secrets)}
+	if n.Authority != nil {
+		key, err := n.Authority.Key()
+		if err != nil {
+			return fmt.Errorf("add network %.40q: %w", n.ID, err)
+		}
+		added.cert, added.key = n.Authority.Certificate(), key
+	}
 	r := added.request()
 	if err := validate(&r, 3, n.Policy); err != nil {
 		return fmt.Errorf("add network %.40q: %w", n.ID, err)

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -17,15 +18,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/netns/gateway"
+	"github.com/sandboxd/sandboxd/netns/gateway/ca"
 	"github.com/sandboxd/sandboxd/netns/policy"
-)
-
-const (
-	// perNetwork is the number of descriptors that one network can need: two for each of 1024
-	// connections and 8 pipes, one for each of 32 questions over two protocols, its sockets.
-	perNetwork = 2*1024 + 2*8 + 2*32 + 3
-	// reserved is the number of descriptors of the process itself.
-	reserved = 128
 )
 
 // Main runs a gateway if the arguments ask for one. The program whose broker starts gateways calls
@@ -34,8 +28,7 @@ func Main(args []string) (code int, handled bool) {
 	if len(args) != 1 || args[0] != Argument {
 		return 0, false
 	}
-	// A service manager signals all processes of the daemon; the daemon's orderly end is ours. Caught
-	// here because the filter refuses nothing that Go's runtime needs for it.
+	// A service manager signals all processes of the daemon, and the daemon's orderly end is ours.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxd gateway:", err)
@@ -56,11 +49,16 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	held, hello, err := confineProcess()
+	// While the files can be read.
+	if p.roots, err = x509.SystemCertPool(); err != nil {
+		return fmt.Errorf("read the host's certificate authorities: %w", err)
+	}
+	held, hello, descriptors, err := confineProcess()
 	if err != nil {
 		return err
 	}
 	defer held.Close()
+	p.pool = newPool(descriptors)
 	p.most, p.resolver = hello.Networks, newResolver(func(file string) {
 		fmt.Fprintf(os.Stderr, "sandboxd gateway: %s was replaced by another file; restarting\n", file)
 		_ = conn.Close() // ends serve
@@ -68,29 +66,25 @@ func run() error {
 	return p.serve(hello)
 }
 
-// confineProcess takes from this process whatever a gateway does not need.
-func confineProcess() (io.Closer, *hello, error) {
+// confineProcess takes from this process whatever a gateway does not need, and returns the number
+// of descriptors that it may have.
+func confineProcess() (_ io.Closer, _ *hello, descriptors uint64, err error) {
 	_, _ = time.Now().Zone() // reads the host's time zone, once
-	descriptors, err := confine.RaiseDescriptors()
+	descriptors, err = confine.RaiseDescriptors()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
 	files, dirs, err := confine.Resolver()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
 	g := confine.Gateway{Files: files, Dirs: dirs}
 	g.Probe()
 	held, err := g.Apply()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
-	return held, &hello{Landlock: g.ABI, Missing: g.Missing(), Networks: maxNetworks(descriptors)}, nil
-}
-
-// maxNetworks returns the number of networks whose descriptors fit into the limit at their worst.
-func maxNetworks(descriptors uint64) int {
-	return max(0, int(min(descriptors, 1<<30))-reserved) / perNetwork //nolint:gosec // bounded
+	return held, &hello{Landlock: g.ABI, Missing: g.Missing(), Networks: maxNetworks(descriptors)}, descriptors, nil
 }
 
 // process is the state of a gateway process.
@@ -98,7 +92,9 @@ type process struct {
 	conn     *net.UnixConn
 	raw      syscall.RawConn
 	most     int // networks
+	pool     *pool
 	resolver *resolver
+	roots    *x509.CertPool // of the host
 	sending  sync.Mutex
 	networks map[string]*served // of serve only
 }
@@ -206,6 +202,10 @@ func (p *process) add(a *add, files []*os.File) error {
 	if old == nil && len(p.networks) >= p.most {
 		return fmt.Errorf("add network: the gateway serves %d already, as many as its limit of open files allows; raise the hard limit (ulimit -Hn, LimitNOFILE=)", len(p.networks))
 	}
+	authority, placed, err := a.inspection()
+	if err != nil {
+		return fmt.Errorf("add network: %w", err)
+	}
 	s, err := open(files)
 	if err != nil {
 		return fmt.Errorf("add network: %w", err)
@@ -214,11 +214,28 @@ func (p *process) add(a *add, files []*os.File) error {
 		old.close()
 	}
 	n := gateway.New(gateway.Options{
-		ID: a.ID, Policy: parsed, Budget: a.Budget, IPv6: hasIPv6(), Lookup: p.resolver.lookup,
+		ID: a.ID, Policy: parsed, Budget: a.Budget, CA: authority, Roots: p.roots, Secrets: placed, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Dial: p.pool.share().connect,
 		Record: func(e gateway.Event) { _ = p.send(&message{Event: toWire(e)}) }, // a daemon that is gone ends serve too
 	})
 	p.networks[a.ID] = serveNetwork(n, s)
 	return nil
+}
+
+// inspection returns what inspected connections need.
+func (a *add) inspection() (authority *ca.Authority, placed []gateway.Secret, err error) {
+	if len(a.Certificate)+len(a.Key) > 0 {
+		if authority, err = ca.Load(a.Certificate, a.Key); err != nil {
+			return nil, nil, err
+		}
+	}
+	for i := range a.Secrets {
+		s, err := a.Secrets[i].Gateway()
+		if err != nil {
+			return nil, nil, err
+		}
+		placed = append(placed, s)
+	}
+	return authority, placed, nil
 }
 
 // sockets are those of one sandbox, made inside.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -17,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/netns/gateway"
 	"github.com/sandboxd/sandboxd/netns/policy"
@@ -40,6 +42,9 @@ const (
 	maxRule   = 256
 	maxReason = 512
 	maxNotes  = 8 // missing restrictions of a hello
+
+	maxAuthority = 4 << 10
+	maxSecrets   = 24 << 10 // all of one network
 )
 
 // The packets of both directions. Base64 makes a policy a third longer, and escapes make a byte of
@@ -62,6 +67,10 @@ type add struct {
 	ID     string         `json:"id"`
 	Policy []byte         `json:"policy"`
 	Budget gateway.Budget `json:"budget"`
+	// Certificate and Key are of the authority for inspection; both are empty or neither.
+	Certificate []byte           `json:"certificate,omitempty"`
+	Key         []byte           `json:"key,omitempty"`
+	Secrets     []secrets.Secret `json:"secrets,omitempty"`
 }
 
 type setPolicy struct {
@@ -238,10 +247,26 @@ func (r *request) check(files int) error {
 		return errors.New("request of no kind or several")
 	case files != want:
 		return fmt.Errorf("request with %d files, want %d", files, want)
+	case r.Add != nil && len(r.Add.Certificate)+len(r.Add.Key) > maxAuthority:
+		return errors.New("certificate authority is too large")
+	case r.Add != nil && secretBytes(r.Add.Secrets) > maxSecrets:
+		return fmt.Errorf("secrets of more than %d bytes", maxSecrets)
 	case len(doc) > MaxPolicy:
 		return fmt.Errorf("policy of %d bytes, at most %d", len(doc), MaxPolicy)
 	}
 	return checkID(id)
+}
+
+// secretBytes returns the size of secrets in a packet, roughly.
+func secretBytes(all []secrets.Secret) (n int) {
+	for i := range all {
+		s := &all[i]
+		n += 256 + len(s.Name) + len(s.Value) + len(s.Token) + len(s.Field) + len(s.Binding.Host)
+		for _, p := range slices.Concat(s.Binding.Methods, s.Binding.Paths) {
+			n += 4 + len(p)
+		}
+	}
+	return n
 }
 
 func checkID(id string) error {

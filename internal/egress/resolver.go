@@ -18,6 +18,7 @@ type resolver struct {
 	readable map[string]bool   // when the process was confined
 	replaced func(file string) // ends the process; called once
 	once     sync.Once
+	open     func(name string) error
 	ask      func(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
@@ -27,7 +28,7 @@ var resolverFiles = []string{"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.co
 // newResolver is called when the process is confined.
 func newResolver(replaced func(file string)) *resolver {
 	ask := (&net.Resolver{PreferGo: true}).LookupNetIP // pure Go, also in tests that have cgo
-	r := &resolver{files: resolverFiles, readable: make(map[string]bool), replaced: replaced, ask: ask}
+	r := &resolver{files: resolverFiles, readable: make(map[string]bool), replaced: replaced, open: tryOpen, ask: ask}
 	for _, name := range r.files {
 		r.readable[name] = tryOpen(name) == nil
 	}
@@ -50,7 +51,7 @@ func (r *resolver) lookup(ctx context.Context, network string, name policy.Name)
 	for _, file := range r.files {
 		// Landlock allows the file that was there, and refuses one that took its name. Go would then ask
 		// 127.0.0.1.
-		if r.readable[file] && errors.Is(tryOpen(file), fs.ErrPermission) {
+		if r.readable[file] && errors.Is(r.open(file), fs.ErrPermission) {
 			r.once.Do(func() { r.replaced(file) })
 			return nil, errReplaced
 		}

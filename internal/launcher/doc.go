@@ -55,6 +55,10 @@
 //	◀── {} ─────────────────────────────────
 //	── range {number} + 2 mounts ───────────▶  verifies and keeps them: sandboxes may run under that range of host ids
 //	◀── {} ─────────────────────────────────
+//	── network {id} ────────────────────────▶
+//	◀── {sockets} + 3 sockets ──────────────  copies of those at which its connections end: TCP, DNS, DNS over TCP
+//	── network-socket {id, socket} ─────────▶  "tcp" or "udp"
+//	◀── {sockets} + a socket ───────────────  made inside the sandbox's network namespace
 //	── resume | leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────
 //
@@ -83,6 +87,35 @@
 //	                                           sandbox's mount namespace, mounts the overlays, and leaves them behind
 //
 // The first range comes with the launcher's start: see [Ranges].
+//
+// # Networks of sandboxes
+//
+// A sandbox with a network joins a namespace of package netns. Its rules take a netlink socket that
+// the launcher's filter refuses to the launcher and to all sandboxes. So a child makes the
+// namespaces, the maker, which is started before that filter is loaded:
+//
+//	launcher                                   maker
+//	  clone(NEWNS|NEWPID|NEWIPC|NEWUTS|NEWCGROUP) ──▶
+//	                                           first stage ("network"): a root with nothing but /proc, of which
+//	                                           /proc/sys/net alone is writable; three capabilities of the launcher's
+//	                                           user namespace; Landlock, where the kernel has it
+//	                                           second stage ("network-confined"): checks its capabilities, loads its
+//	                                           filter, makes a namespace for a try
+//	  ◀── {} or {error} ──────────────────────
+//	  ── {} ──────────────────────────────────▶  a request has no content
+//	  ◀── {} + 4 descriptors, or {error} ─────  namespace and sockets
+//
+// The launcher verifies the descriptors, and never starts a second maker: no child of a confined
+// launcher could be one. If the maker cannot make a namespace, or has ended, sandboxes with a
+// network are refused with the reason, which info has too. Silence ends either side: the maker at
+// the end of file of its socket, the launcher's trust after a minute.
+//
+// From the first use on, some namespaces are made ahead. The launcher holds those of running
+// sandboxes, so that their networks outlive the daemon, and closes them when the sandbox ends. A
+// new daemon asks for the sockets of each sandbox that it adopts. A new start makes a new network.
+//
+// A launcher of an earlier version does not know the field network of a spec, or these requests: it
+// answers that it has not understood, and starts nothing.
 //
 // # Layers that come together
 //

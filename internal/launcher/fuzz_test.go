@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -120,6 +121,8 @@ func FuzzLauncherServe(f *testing.F) {
 		{request{Op: opDiff, Diff: &diffRequest{ID: "old"}}, 1},
 		{request{Op: opDiff}, 1},
 		{request{Op: opRemoveLayer, Layer: chain}, 0},
+		{request{Op: opNetwork, ID: "old"}, 0},
+		{request{Op: opSocket, ID: "old", Socket: "tcp"}, 0},
 		{request{Op: opShutdown}, 3},
 		{request{Op: "x"}, 0},
 	} {
@@ -219,6 +222,10 @@ func FuzzLauncherAnswers(f *testing.F) {
 		{response{Stats: &api.Stats{}}, 0},
 		{response{Count: 3}, 0},
 		{response{Layer: &layer.Result{}}, 0},
+		{response{Sockets: 3}, 3},
+		{response{Sockets: 1}, 1},
+		{response{Sockets: 4}, 3},
+		{response{Sockets: -1, Started: []wireStarted{{}, {}, {}}}, 3},
 		{response{Sets: []wireSet{{Sandbox: "abc", Name: "x", Files: 2}}}, 2},
 		{response{Sets: []wireSet{{Sandbox: "abc", Name: "x", Files: 3}}}, 2},
 		{response{Sets: []wireSet{{Sandbox: "abc", Name: "x", Files: -1}}, More: true}, 1},
@@ -310,6 +317,18 @@ func FuzzLauncherAnswers(f *testing.F) {
 				closeAll(set.Files)
 			}
 		}
+		if all, err := c.NetworkSockets(ctx, "abc"); err == nil {
+			if said.Error != nil || said.Sockets != 3 || all.Stream == nil || all.DNS == nil || all.DNSTCP == nil {
+				t.Errorf("sockets: %+v", all)
+			}
+			_ = all.Close()
+		}
+		if s, err := c.NetworkSocket(ctx, "abc", "tcp"); err == nil {
+			if said.Error != nil || said.Sockets != 1 || s == nil {
+				t.Errorf("socket: %+v", s)
+			}
+			_ = s.Close()
+		}
 		_, lerr := c.Leftovers(ctx)
 		_, uerr := c.Update(ctx, "abc", &runtime.Change{})
 		_, serr := c.Stats(ctx, "abc")
@@ -330,6 +349,49 @@ func FuzzLauncherAnswers(f *testing.F) {
 		if uerr == nil && said.Enforced == nil || serr == nil && said.Stats == nil || aerr == nil && len(said.Layers) != 1 {
 			t.Errorf("an empty answer is taken for a full one: %q", data)
 		}
+		fewDescriptors(t, before)
+	})
+}
+
+// Whatever the maker answers: without a namespace there is an error of one printable line, and
+// nothing stays open. A maker that is not understood is not asked again.
+func FuzzMakerAnswers(f *testing.F) {
+	for _, v := range []struct {
+		a   makerAnswer
+		fds int
+	}{
+		{makerAnswer{}, 4},
+		{makerAnswer{}, 3},
+		{makerAnswer{}, 0},
+		{makerAnswer{Error: "no\nspace"}, 0},
+		{makerAnswer{Error: strings.Repeat("\x00", 5000)}, 4},
+	} {
+		f.Add(seed(f, &v.a), uint8(v.fds))
+	}
+	f.Add([]byte("x"), uint8(maxFiles))
+	null := devNull(f)
+	f.Fuzz(func(t *testing.T, data []byte, fds uint8) {
+		if len(data) == 0 || len(data) > maxPacket || fds > maxFiles {
+			return
+		}
+		defer debug.SetGCPercent(debug.SetGCPercent(-1)) // as above
+		before := descriptors(t)
+		ours, maker := pair(t)
+		n := &Networks{log: slog.New(slog.DiscardHandler), ready: make(chan *Network, 1), turn: make(chan struct{}, 1), probed: make(chan struct{}), conn: ours}
+		close(n.probed)
+		if err := sendRaw(maker, data, null, int(fds)); err != nil {
+			t.Skip(err)
+		}
+		_, err := n.make()
+		if err == nil || len(err.Error()) > 4*maxSaid || strings.ContainsFunc(err.Error(), func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("error %q", err)
+		}
+		var a makerAnswer
+		understood := decode(data, &a) == nil && a.Error != ""
+		if missing := n.Missing(t.Context()); (missing == nil) != understood {
+			t.Errorf("%q: the maker is asked again: %v", data, missing)
+		}
+		_, _ = ours.Close(), maker.Close()
 		fewDescriptors(t, before)
 	})
 }

@@ -438,8 +438,8 @@ func (c *Client) NetworkSocket(ctx context.Context, id, network string) (*os.Fil
 }
 
 func (c *Client) sockets(ctx context.Context, req *request, want int) ([]*os.File, error) {
-	_, files, err := c.call(ctx, req)
-	if err == nil && len(files) != want {
+	resp, files, err := c.call(ctx, req)
+	if err == nil && (resp.Sockets != want || len(files) != want) {
 		closeAll(files)
 		err = fmt.Errorf("launcher %s: %d descriptors, not %d", req.Op, len(files), want)
 	}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
@@ -72,5 +73,29 @@ func TestApplyFilterPlan(t *testing.T) {
 		if n != 1 {
 			t.Errorf("%d rules for %s, want one", n, name)
 		}
+	}
+}
+
+// engine.TestMakerIsConfined tests its effect on a real kernel.
+func TestMakerFilterPlan(t *testing.T) {
+	f := makerFilter()
+	narrow := map[string][]int{"clone": {1}, "prctl": {1}, "prlimit64": {1}, "unshare": {1}, "ioctl": {1}, "socket": {2, 2, 3, 3}}
+	got := map[string][]int{}
+	for _, rule := range f.Syscalls {
+		for _, name := range rule.Names {
+			if _, ok := narrow[name]; ok {
+				got[name] = append(got[name], len(rule.Args))
+			}
+			if rule.Action == specs.ActAllow && slices.Contains([]string{
+				"execve", "execveat", "connect", "accept", "accept4", "ptrace", "setns", "mount", "fsopen", "open_tree", "move_mount", "fork", "vfork",
+				"clone3", "kill", "open_by_handle_at", "chroot", "pivot_root", "setuid", "capset", "bpf", "keyctl", "memfd_create",
+				"linkat", "renameat2", "unlinkat", "mkdirat", "mknodat", "fchmodat", "fchownat", "pidfd_open", "process_vm_readv", "socketpair",
+			}, name) {
+				t.Errorf("%s is allowed", name)
+			}
+		}
+	}
+	if d := cmp.Diff(narrow, got); d != "" {
+		t.Errorf("numbers of conditions, a rule each (-want +got):\n%s", d)
 	}
 }

@@ -31,9 +31,9 @@ type Networks struct {
 	ready  chan *Network
 	turn   chan struct{} // semaphore of one that serializes the exchanges with the maker
 	probed chan struct{} // closed when the maker has said whether it can make any
+	conn   *net.UnixConn
 
 	mu      sync.Mutex
-	conn    *net.UnixConn // nil if there is no maker
 	filling bool
 	failed  error // why there are no networks; nil while there are
 }
@@ -70,20 +70,22 @@ func (n *Networks) start() error {
 		return errors.Join(err, n.conn.Close())
 	}
 	go func() {
-		defer close(n.probed)
 		files, err := n.receive()
 		closeAll(files)
 		if err == nil && len(files) > 0 {
 			err = errors.New("it begins with descriptors")
 		}
 		if err != nil {
-			n.fail(err)
+			_ = cmd.Process.Kill() // it has said all that it will
+			_ = cmd.Wait()
+			n.fail(fmt.Errorf("%w %s: %s", err, clip(complaints.String()), netns.Remedy))
+			close(n.probed)
+			return
 		}
-	}()
-	go func() {
-		err := cmd.Wait()
-		<-n.probed                                                                                                                                                                 // its own reason is better
-		n.fail(fmt.Errorf("the maker of network namespaces has ended (%v%s): sandboxd shutdown ends this launcher, and the next one has another", err, clip(complaints.String()))) //nolint:errorlint // an exit
+		close(n.probed)
+		_ = cmd.Wait() // the state says more
+		n.fail(fmt.Errorf("the maker of network namespaces has ended (%s %s): sandboxd shutdown ends this launcher, and the next one has another",
+			cmd.ProcessState, clip(complaints.String())))
 	}()
 	return nil
 }
@@ -98,8 +100,11 @@ func (n *Networks) fail(err error) {
 }
 
 // Missing returns why sandboxes have no networks, or nil. It waits until that is known: some
-// milliseconds from the start of the launcher.
+// milliseconds from the start of the launcher. A nil Networks has none.
 func (n *Networks) Missing(ctx context.Context) error {
+	if n == nil {
+		return fmt.Errorf("network: %w: this launcher makes none", runtime.ErrUnenforceable)
+	}
 	select {
 	case <-n.probed:
 	case <-ctx.Done():
@@ -110,7 +115,7 @@ func (n *Networks) Missing(ctx context.Context) error {
 	if n.failed == nil {
 		return nil
 	}
-	return fmt.Errorf("network: %w: %w: %s", runtime.ErrUnenforceable, n.failed, netns.Remedy)
+	return fmt.Errorf("network: %w: %w", runtime.ErrUnenforceable, n.failed)
 }
 
 // Take returns a namespace that no other sandbox has had. The caller closes it.
@@ -172,24 +177,36 @@ func (n *Networks) fillOne() bool {
 	return true
 }
 
-// make asks the maker for a namespace. The caller has the turn.
-func (n *Networks) make() (*Network, error) {
+// make asks the maker for a namespace. The caller has the turn. A maker whose answer cannot be
+// understood is not asked again.
+func (n *Networks) make() (_ *Network, err error) {
 	if err := send(n.conn, makerRequest{}); err != nil {
 		return nil, fmt.Errorf("ask for a network namespace: %w", err)
 	}
 	files, err := n.receive()
-	if err != nil {
-		return nil, fmt.Errorf("network namespace: %w", err)
+	if err == nil {
+		defer closeAll(files)
+		err = checkMade(files)
 	}
-	defer closeAll(files)
-	if len(files) != 4 {
-		return nil, fmt.Errorf("network namespace: %d descriptors, not 4", len(files))
-	}
-	made := netns.Namespace{NS: files[0], Stream: files[1], DNS: files[2], DNSTCP: files[3]}
-	if err := made.Verify(); err != nil {
-		return nil, fmt.Errorf("network namespace: %w", err)
+	var refused *makerError
+	switch {
+	case errors.As(err, &refused):
+		return nil, fmt.Errorf("make network namespace: %w", err)
+	case err != nil:
+		n.fail(fmt.Errorf("the maker of network namespaces is not understood: %w", err))
+		_ = n.conn.Close() // it ends
+		return nil, fmt.Errorf("make network namespace: %w", err)
 	}
 	return hold(files)
+}
+
+// checkMade verifies the descriptors of an answer.
+func checkMade(files []*os.File) error {
+	if len(files) != 4 {
+		return fmt.Errorf("%d descriptors, not 4", len(files))
+	}
+	made := netns.Namespace{NS: files[0], Stream: files[1], DNS: files[2], DNSTCP: files[3]}
+	return made.Verify()
 }
 
 // receive reads an answer of the maker.
@@ -201,10 +218,15 @@ func (n *Networks) receive() ([]*os.File, error) {
 	files, err := receive(n.conn, &a)
 	if err == nil && a.Error != "" {
 		closeAll(files)
-		return nil, errors.New(clip(a.Error))
+		return nil, &makerError{clip(a.Error)}
 	}
 	return files, err
 }
+
+// makerError is the maker's reason for having made no namespace.
+type makerError struct{ message string }
+
+func (e *makerError) Error() string { return e.message }
 
 // maxSaid bounds the quoted part of the maker's errors, in bytes.
 const maxSaid = 1000

@@ -36,6 +36,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/internal/service/pool"
@@ -136,6 +137,8 @@ type Options struct {
 	StartGateway func(ctx context.Context, record func(gateway.Event)) (*egress.Gateway, error)
 	// NetworkCeiling is what policies may allow at most. Default: see [network.Options].
 	NetworkCeiling *policy.Policy
+	// Secrets are those of the operator, by name. Default: none.
+	Secrets map[string]secrets.Secret
 
 	// EndedAge is the maximum age of sandboxes that have ended, EndedLimit their maximum number,
 	// SnapshotAge the maximum age of unused snapshots. Default: no limit. See [retention].
@@ -206,7 +209,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	networker, _ := runtime.As[runtime.Networker](opts.Engine)
 	var err error
 	s.networks, err = network.Open(network.Options{
-		Dir: filepath.Join(opts.DataDir, "flows"), Engine: networker, Start: opts.StartGateway, Ceiling: opts.NetworkCeiling, Log: s.log,
+		Dir: filepath.Join(opts.DataDir, "flows"), Engine: networker, Start: opts.StartGateway, Ceiling: opts.NetworkCeiling, Secrets: opts.Secrets, Log: s.log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start service: %w", err)

@@ -79,12 +79,16 @@ func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, erro
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	r.Ports = ports.Mappings()
+	inspection, err := s.networks.Inspect(r.Network)
+	if err != nil {
+		return api.Sandbox{}, errors.Join(err, ports.Close())
+	}
+	r.Ports, r.Trust, r.Env = ports.Mappings(), inspection.Trust(), inspection.Env(r.Env)
 	rec, err := s.supervisor.Create(ctx, r)
 	if err != nil {
 		return api.Sandbox{}, errors.Join(err, ports.Close())
 	}
-	if err = s.connect(ctx, &rec, ports); err == nil {
+	if err = s.connect(ctx, &rec, ports, inspection); err == nil {
 		err = s.startMain(ctx, &rec)
 	}
 	if err != nil {

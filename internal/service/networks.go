@@ -9,14 +9,18 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/network"
+	"github.com/sandboxd/sandboxd/netns/policy"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // connect gives a sandbox that has just been created its network, if it has one, and takes over its
 // ports.
-func (s *core) connect(ctx context.Context, rec *runtime.Record, ports *network.Published) error {
+func (s *core) connect(ctx context.Context, rec *runtime.Record, ports *network.Published, inspection *network.Inspection) error {
 	if !network.Has(rec.Network) {
 		return nil
+	}
+	if err := s.networks.Store(rec.ID, inspection); err != nil {
+		return errors.Join(err, ports.Close())
 	}
 	lease, err := s.supervisor.Begin(rec.ID)
 	if err != nil {
@@ -78,6 +82,9 @@ func (s *API) changedNetwork(rec *runtime.Record, to api.Network) (api.Network, 
 	if to.Budget != (api.NetworkBudget{}) {
 		return to, class.Invalidf("network.budget: it cannot be changed; create another sandbox")
 	}
+	if len(to.Secrets) > 0 {
+		return to, class.Invalidf("network.secrets: they cannot be changed; create another sandbox")
+	}
 	to, err := s.networks.Check(s.caller.Tenant, to)
 	if err != nil {
 		return to, err
@@ -86,7 +93,10 @@ func (s *API) changedNetwork(rec *runtime.Record, to api.Network) (api.Network, 
 		return to, class.Invalidf("network: sandbox %s was created with mode %q, and cannot change to %q; create another sandbox",
 			rec.Name, rec.Network.Mode, to.Mode)
 	}
-	to.Budget = rec.Network.Budget
+	if p, err := policy.Parse([]byte(to.Policy)); err == nil && to.Mode == api.NetworkEgress && p.Inspects() && !s.networks.Inspects(rec.ID) {
+		return to, class.Invalidf("network.policy: it inspects requests, for which sandbox %s trusts no authority: its first policy did not; create another sandbox", rec.Name)
+	}
+	to.Budget, to.Secrets = rec.Network.Budget, rec.Network.Secrets
 	return to, nil
 }
 

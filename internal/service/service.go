@@ -247,10 +247,14 @@ func (s *API) Checks(ctx context.Context) ([]api.Check, error) {
 	if err := s.allow(Administer); err != nil {
 		return nil, err
 	}
-	if s.opts.Checks == nil {
-		return []api.Check{}, nil
+	checks := []api.Check{}
+	if s.opts.Checks != nil {
+		checks = s.opts.Checks(ctx)
 	}
-	return s.opts.Checks(ctx), nil
+	if gateway, started := s.networks.CheckGateway(); started {
+		checks = append(checks, gateway)
+	}
+	return checks, nil
 }
 
 // silenceGrace bounds the time in which a sandbox whose init broke off is seen as ended; after it,

@@ -262,7 +262,11 @@ func (s *API) Rollback(ctx context.Context, ref string, body api.RollbackSandbox
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	rec, err = s.supervisor.Rollback(ctx, rec.ID, snap.Rootfs, snap.ID, runtime.StartRequest{Profile: profile, Idle: rec.Idle})
+	trust, err := s.networks.Restore(rec.ID)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	rec, err = s.supervisor.Rollback(ctx, rec.ID, snap.Rootfs, snap.ID, runtime.StartRequest{Profile: profile, Idle: rec.Idle, Trust: trust})
 	if err == nil {
 		err = s.startAgain(ctx, &rec)
 	}

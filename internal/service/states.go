@@ -65,7 +65,11 @@ func (s *API) StartSandbox(ctx context.Context, ref string, req api.StartSandbox
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	rec, err = s.supervisor.Start(ctx, rec.ID, runtime.StartRequest{Profile: profile, Timeout: timeout, Idle: req.Idle})
+	trust, err := s.networks.Restore(rec.ID)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	rec, err = s.supervisor.Start(ctx, rec.ID, runtime.StartRequest{Profile: profile, Timeout: timeout, Idle: req.Idle, Trust: trust})
 	if err == nil {
 		err = s.startAgain(ctx, &rec)
 	}

@@ -324,7 +324,7 @@ func TestRefusalsArrive(t *testing.T) {
 		if p, body := get(t, c, r, method, ""); p.StatusCode != 403 || (body == "") != (method == "HEAD") {
 			t.Errorf("%s: %d %q", method, p.StatusCode, body)
 		}
-		closeWrite(c)
+		_ = c.CloseWrite()
 		if b, err := io.ReadAll(r); len(b) > 0 || err != nil {
 			t.Errorf("%s: then %q, %v", method, b, err)
 		}

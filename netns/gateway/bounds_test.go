@@ -57,7 +57,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 	say(t, open[1], "y")
 	// A place that is free again is given out.
-	closeWrite(open[0])
+	_ = open[0].CloseWrite()
 	_, _ = io.ReadAll(open[0]) // to its end
 	if e := w.event(); !e.Allow || e.Reason != "" || e.Out != 1 || e.In != 1 {
 		t.Errorf("%+v", e)
@@ -125,14 +125,19 @@ func answering(t *testing.T, answer string) *net.TCPConn {
 	t.Helper()
 	w := newWorld(t, lan)
 	w.host("web.test", "93.184.215.14")
-	w.raw("93.184.215.14:80", func(c *net.TCPConn) {
+	w.raw("93.184.215.14:80", answers(answer))
+	w.resolve("web.test", dnsmessage.TypeA)
+	return w.dial("93.184.215.14:80")
+}
+
+// answers is a server that answers a request with these bytes and ends.
+func answers(answer string) func(*net.TCPConn) {
+	return func(c *net.TCPConn) {
 		_, _ = http.ReadRequest(bufio.NewReader(c)) // its answer is fixed
 		_, _ = io.WriteString(c, answer)
 		_ = c.CloseWrite()
 		_, _ = io.Copy(io.Discard, c)
-	})
-	w.resolve("web.test", dnsmessage.TypeA)
-	return w.dial("93.184.215.14:80")
+	}
 }
 
 // waitHeads waits until the gateway waits for so many heads.
@@ -421,7 +426,7 @@ func TestRecordMayBlock(t *testing.T) {
 	// Once there is room again the next event tells the loss. Before that it would be counted itself.
 	await(t, func() bool { return len(r.queue) == 0 })
 	r.add(Event{Port: 9999})
-	r.close()
+	r.close(true)
 	if len(got) != maxEvents+2 || got[0].Port != 1 || got[maxEvents].Port != maxEvents+1 {
 		t.Errorf("%d events", len(got))
 	}

@@ -14,6 +14,8 @@ type refusal struct {
 	policy.Verdict
 	// malformed reports bytes that are refused whatever the policy says.
 	malformed bool
+	// secret is the name of the secret whose placeholder was refused.
+	secret string
 }
 
 func (r *refusal) Error() string { return explain(r.Verdict) }
@@ -97,8 +99,22 @@ func (n *Network) unnamed(dst netip.AddrPort) (v policy.Verdict, flow policy.Flo
 	return v, flow
 }
 
-// request decides about an HTTP request on a connection.
-func (n *Network) request(dst netip.AddrPort, q *sniff.Request) (flows []policy.Flow, v policy.Verdict) {
+// A peer is the server that TLS which ends here was meant for.
+type peer struct {
+	name  policy.Name // zero if the client sent no name
+	flows []policy.Flow
+}
+
+// host returns the host that the certificates of both sides must be for.
+func (p *peer) host(dst netip.AddrPort) string {
+	if p.name.IsZero() {
+		return dst.Addr().String()
+	}
+	return p.name.String()
+}
+
+// request decides about an HTTP request on a connection. of is nil unless it came within TLS.
+func (n *Network) request(dst netip.AddrPort, of *peer, q *sniff.Request) (flows []policy.Flow, v policy.Verdict) {
 	switch {
 	case q.Tunnel:
 		return nil, policy.Verdict{Reason: "CONNECT would open a tunnel"}
@@ -106,11 +122,19 @@ func (n *Network) request(dst netip.AddrPort, q *sniff.Request) (flows []policy.
 		return nil, policy.Verdict{Reason: fmt.Sprintf("the host %s and a connection to port %d", q.Host, dst.Port())}
 	case q.Host.Addr.IsValid() && q.Host.Addr != dst.Addr():
 		return nil, policy.Verdict{Reason: fmt.Sprintf("the host %s and a connection to %s", q.Host, dst.Addr())}
+	case of != nil && q.Host.Name != of.name:
+		return nil, policy.Verdict{Reason: fmt.Sprintf("the host %s on a TLS connection to %s", q.Host, of.host(dst))}
+	case of != nil && q.Absolute:
+		return nil, policy.Verdict{Reason: "a target with the scheme http within TLS"}
 	case q.Upgrade != "" && q.Upgrade != "websocket":
 		return nil, policy.Verdict{Reason: fmt.Sprintf("the upgrade to %q, after which requests could not be read", q.Upgrade)}
 	}
 	p := n.policy.Load()
-	flows = n.claimed(dst, q.Host.Name)
+	if of != nil {
+		flows = of.flows
+	} else {
+		flows = n.claimed(dst, q.Host.Name)
+	}
 	v = connect(p, flows)
 	switch {
 	case !v.Allow || !v.Inspect:

@@ -30,16 +30,37 @@
 // Each request of a plain HTTP connection is checked. Requests and responses follow each other one
 // at a time, so that a refusal stands in its place. The only upgrade is that to WebSocket.
 //
+// # Inspection
+//
+// Where a rule asks to read requests within TLS, and the network has an authority, TLS ends here.
+// The client gets a certificate of the authority for the name that it sent, or for the address if it
+// sent none. The server must have one that the host trusts, for the same name; else every request is
+// answered 502 with the reason. Versions before 1.2, client certificates, renegotiation, session
+// tickets for clients and early data are not supported. Requests must name the host of the
+// connection: a connection for one name carries no request for another, also where one certificate
+// of the server covers both.
+//
+// Both sides speak the same version of HTTP, which the server chooses of those that the client
+// offers. HTTP/1 is read by the readers of plain HTTP. HTTP/2 is read, and written anew, by
+// golang.org/x/net/http2, with checks on top that are as strict as those of HTTP/1. A client that
+// takes that library over has the gateway's process: the requests of this sandbox, and its secrets.
+// Interim responses of HTTP/2, WebSocket over HTTP/2 and server push do not pass.
+//
+// A [Secret] is put into requests here, in the place of a placeholder that the sandbox has.
+//
 // # Refusals
 //
 // DNS answers NXDOMAIN to a name that is refused, with an extended error (RFC 8914) that has the
 // reason: REFUSED would be more exact, but musl waits for its timeout then and glibc asks again. A
 // name without an allowed address has an empty answer. HTTP is answered 403 with the reason and the
-// rule, or 400 if the head is malformed. Every other connection is reset.
+// rule, or 400 if the head is malformed; so is what is read within TLS. Malformed HTTP/2 resets its
+// stream, or ends the connection. Every other connection is reset.
 //
 // # Bounds
 //
 // All counts are per network, so that one cannot take what another needs. A connection holds no
-// buffer while it is idle. Connections reset when the process dies, because both sides have
+// buffer while it is idle; one of TLS that ends here holds some, and may hold 1.5 MB while one side
+// is slow. Frames of HTTP/2 that carry nothing are bounded in their rate, those of one head in
+// number. Connections reset when the process dies, because both sides have
 // SO_LINGER {1, 0} until their orderly end: a clean end would look like a complete download.
 package gateway

@@ -28,7 +28,8 @@ type Event struct {
 	// Time is the begin.
 	Time     time.Time
 	Duration time.Duration
-	// Protocol is tcp, tls, http, websocket or dns, as far as it was understood.
+	// Protocol is tcp, tls, http, websocket or dns, as far as it was understood; https (HTTP/1) and h2
+	// (HTTP/2) if TLS was ended here, so that requests were read.
 	Protocol string
 	// Name is the name that decided; empty if a rule for the address did. In a refusal it is the name
 	// that the client sent.
@@ -43,9 +44,12 @@ type Event struct {
 	// Allow is false if it was refused, at its begin or later.
 	Allow bool
 	Rule  string
+	// Secret is the name of the secret that was put into a request, or whose placeholder was refused.
+	Secret string
 	// Reason explains a refusal, or an end that was not orderly.
 	Reason string
-	// Out and In are bytes from and to the sandbox.
+	// Out and In are bytes from and to the sandbox, within TLS where that was ended here. Those of a
+	// request of HTTP/2 are of its body.
 	Out, In int64
 	// Lost is the number of events that were dropped before this one because the queue was full.
 	Lost uint64
@@ -57,6 +61,9 @@ func (e *Event) note(err error) {
 	switch {
 	case errors.As(err, &refused):
 		e.Allow, e.Rule, e.Reason = false, refused.Rule, refused.Reason
+		if refused.secret != "" {
+			e.Secret = refused.secret
+		}
 	case err != nil:
 		e.Reason = err.Error()
 	}
@@ -99,8 +106,10 @@ func (r *recorder) add(e Event) {
 	}
 }
 
-// close waits until the queue is empty.
-func (r *recorder) close() {
-	close(r.queue)
+// close waits until the queue is empty. One caller is the first.
+func (r *recorder) close(first bool) {
+	if first {
+		close(r.queue)
+	}
 	<-r.done
 }

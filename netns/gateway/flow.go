@@ -27,8 +27,10 @@ type flow struct {
 
 	out, in  atomic.Int64
 	last     atomic.Int64 // when bytes were last passed on, in ns
-	deadline atomic.Int64 // of a head or a dial, in ns; 0 if none
+	deadline atomic.Int64 // of a head, in ns; 0 if none
+	dialBy   atomic.Int64 // of a connection to the server, in ns; 0 if none
 	head     atomic.Bool  // counted in Network.heads
+	peer     *peer        // nil unless TLS ends here; set before requests are read
 
 	mu       sync.Mutex // guards those below
 	aborted  error      // a *refusal if it was cut for a bound or a new policy
@@ -185,9 +187,12 @@ func (f *flow) serveWeb() error {
 	case kind == kindOther:
 		return refuse("neither TLS nor HTTP, which port %d and its rules ask for", f.dst.Port())
 	}
-	hello, err := f.readHello()
-	if err != nil {
+	hello, p, err := f.readHello()
+	switch {
+	case err != nil:
 		return err
+	case p != nil:
+		return f.inspect(hello, p)
 	}
 	if err := f.dial(); err != nil {
 		return err
@@ -227,25 +232,40 @@ func (f *flow) serveAny() error {
 		f.headDone()
 		return f.relay(down)
 	case kindTLS:
-		hello, err := f.readHello()
+		hello, p, err := f.readHello()
 		if err != nil {
 			return f.stop(down, err)
 		}
-		return f.relay(down, hello)
-	case kindHTTP:
-		// The proxy reads responses itself, from the first byte.
-		_ = f.server.conn.SetReadDeadline(past) // ends the relay from the server
-		err := <-down
-		switch {
-		case f.in.Load() > 0:
-			return refuse("HTTP to a server that speaks first")
-		case !isTimeout(err):
-			return f.proxy(fmt.Errorf("%s closed the connection before the request", f.dst))
+		if p == nil {
+			return f.relay(down, hello)
 		}
-		_ = f.server.conn.SetReadDeadline(time.Time{}) // as above
-		return f.proxy(nil)
+		if err := f.takeServer(down); err != nil {
+			return err
+		}
+		return f.inspect(hello, p)
+	case kindHTTP:
+		err := f.takeServer(down)
+		if refused := (*refusal)(nil); errors.As(err, &refused) {
+			return err
+		}
+		return f.proxy(err)
 	}
 	return fmt.Errorf("protocol %d", kind) // there is no other
+}
+
+// takeServer ends the relay from the server, which must not have begun, so that its responses are
+// read from the first byte.
+func (f *flow) takeServer(down <-chan error) error {
+	_ = f.server.conn.SetReadDeadline(past) // ends the relay
+	err := <-down
+	switch {
+	case f.in.Load() > 0:
+		return refuse("HTTP to a server that speaks first")
+	case !isTimeout(err):
+		return fmt.Errorf("%s closed the connection before the request", f.dst)
+	}
+	_ = f.server.conn.SetReadDeadline(time.Time{}) // a connection that is gone is seen by the next read
+	return nil
 }
 
 // allowUnnamed asks the policy about a connection in a protocol that names no host.
@@ -275,32 +295,36 @@ func (f *flow) stop(down <-chan error, err error) error {
 }
 
 // readHello reads a ClientHello and asks the policy about its name. It returns the bytes that it
-// read.
-func (f *flow) readHello() ([]byte, error) {
+// read, and a peer if the requests have to be read.
+func (f *flow) readHello() ([]byte, *peer, error) {
 	f.setProtocol("tls")
 	hello, raw, err := sniff.ReadClientHello(f.client.reader())
 	if bad, ok := errors.AsType[*sniff.MalformedError](err); ok {
-		return nil, &refusal{Verdict: policy.Verdict{Reason: "the client sent " + bad.Reason}, malformed: true}
+		return nil, nil, &refusal{Verdict: policy.Verdict{Reason: "the client sent " + bad.Reason}, malformed: true}
 	} else if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	flows := f.n.claimed(f.dst, hello.Name)
 	v := connect(f.n.policy.Load(), flows)
 	switch {
 	case !v.Allow:
-		return nil, f.refuse(v, hello.Name)
-	case v.Inspect:
+		return nil, nil, f.refuse(v, hello.Name)
+	case v.Inspect && f.n.opts.CA == nil:
 		v = policy.Verdict{Rule: v.Rule, Reason: "requests on this connection have to be read, and those in TLS cannot be"}
-		return nil, f.refuse(v, hello.Name)
+		return nil, nil, f.refuse(v, hello.Name)
 	}
 	f.headDone()
-	return raw, f.allow(v, flows)
+	var p *peer
+	if v.Inspect {
+		p = &peer{name: hello.Name, flows: flows}
+	}
+	return raw, p, f.allow(v, flows)
 }
 
 // dial connects to the address that the client asked for.
 func (f *flow) dial() error {
-	f.deadline.Store(f.n.opts.Now().Add(f.n.limits.dial).UnixNano())
-	defer f.deadline.Store(0)
+	f.dialBy.Store(f.n.opts.Now().Add(f.n.limits.dial).UnixNano())
+	defer f.dialBy.Store(0)
 	c, err := f.n.opts.Dial(f.ctx, f.dst)
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", f.dst, err)
@@ -334,7 +358,7 @@ func (f *flow) relay(down <-chan error, first ...[]byte) error {
 		err = f.splice(f.client, f.server, f.spend, &f.out, f.send)
 	}
 	if errors.Is(err, io.EOF) {
-		closeWrite(f.server.conn)
+		f.server.closeWrite()
 		err = nil
 	}
 	if err != nil {
@@ -356,7 +380,7 @@ func (f *flow) down() (err error) {
 	}
 	switch {
 	case errors.Is(err, io.EOF):
-		closeWrite(f.client.conn)
+		f.client.closeWrite()
 		return nil
 	case !isTimeout(err):
 		_ = f.client.conn.Close() // the other direction ends with it
@@ -364,15 +388,12 @@ func (f *flow) down() (err error) {
 	return err
 }
 
-// closeWrite ends one direction. A peer that has reset the connection since is seen elsewhere.
-func closeWrite(c *net.TCPConn) { _ = c.CloseWrite() }
-
 // send passes bytes of the client on.
 func (f *flow) send(b []byte) error {
 	if err := f.spend(len(b)); err != nil {
 		return err
 	}
-	n, err := f.server.conn.Write(b)
+	n, err := f.server.write(b)
 	f.out.Add(int64(n))
 	return err
 }
@@ -382,7 +403,7 @@ func (f *flow) receive(b []byte) error {
 	if err := f.gain(len(b)); err != nil {
 		return err
 	}
-	n, err := f.client.conn.Write(b)
+	n, err := f.client.write(b)
 	f.in.Add(int64(n))
 	return err
 }
@@ -433,13 +454,13 @@ func (f *flow) headDone() {
 
 // expire aborts a flow that is too slow.
 func (f *flow) expire(now time.Time) {
-	deadline := f.deadline.Load()
+	deadline, dialBy := f.deadline.Load(), f.dialBy.Load()
 	switch {
-	case deadline != 0 && now.UnixNano() >= deadline && f.head.Load():
-		f.abort(refuse("the first bytes, or a request, were not complete in time"))
 	case deadline != 0 && now.UnixNano() >= deadline:
+		f.abort(refuse("the first bytes, or a request, were not complete in time"))
+	case dialBy != 0 && now.UnixNano() >= dialBy:
 		f.abort(fmt.Errorf("connect to %s: no answer in time", f.dst))
-	case deadline == 0 && now.Sub(time.Unix(0, f.last.Load())) >= f.n.limits.idle:
+	case deadline == 0 && dialBy == 0 && now.Sub(time.Unix(0, f.last.Load())) >= f.n.limits.idle:
 		f.abort(errors.New("idle for too long"))
 	}
 }
@@ -453,7 +474,7 @@ func (f *flow) review(p *policy.Policy) {
 		return // it asks the new policy
 	}
 	f.mu.Lock()
-	unread := f.protocol != "http"
+	unread := f.protocol != "http" && f.protocol != "https" && f.protocol != "h2"
 	f.mu.Unlock()
 	v := connect(p, checked)
 	if v.Allow && v.Inspect && unread {

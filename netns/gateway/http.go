@@ -63,7 +63,11 @@ var (
 // proxy serves a connection whose client speaks HTTP. If refused is not nil, the first request is
 // answered with it.
 func (f *flow) proxy(refused error) error {
-	f.setProtocol("http")
+	if f.peer == nil {
+		f.setProtocol("http")
+	} else {
+		f.setProtocol("https")
+	}
 	p := &proxy{flow: f, pending: make(chan *exchange, 1)}
 	err := p.requests(refused)
 	orderly := err == nil || errors.Is(err, errLast)
@@ -78,7 +82,7 @@ func (f *flow) proxy(refused error) error {
 	if !orderly {
 		return err
 	}
-	closeWrite(f.client.conn)
+	f.client.closeWrite()
 	_ = f.client.conn.SetReadDeadline(time.Now().Add(lingerTime)) // of a connection that is gone
 	_, _ = io.CopyN(io.Discard, f.client.conn, lingerBytes)       // see lingerBytes
 	return nil
@@ -110,10 +114,11 @@ func (p *proxy) requests(refused error) error {
 		case refused != nil:
 			return p.answer(q, refused)
 		}
-		if err := p.admitRequest(q); err != nil {
+		secret, err := p.admitRequest(q)
+		if err != nil {
 			return p.answer(q, err)
 		}
-		if err := p.exchange(q); err != nil {
+		if err := p.exchange(q, secret); err != nil {
 			return err
 		}
 	}
@@ -129,31 +134,42 @@ func (p *proxy) serverGone(err error) bool {
 	return true
 }
 
-// admitRequest asks the policy about a request, and dials for the first one.
-func (p *proxy) admitRequest(q *sniff.Request) error {
-	flows, v := p.n.request(p.dst, q)
-	if !v.Allow {
-		return &refusal{Verdict: v}
-	}
-	if err := p.allow(v, flows); err != nil || p.ended != nil {
-		return err
+// admitRequest asks the policy about a request, puts a secret into it, whose name it returns, and
+// dials for the first one.
+func (p *proxy) admitRequest(q *sniff.Request) (secret string, err error) {
+	_, secret, err = p.judge(q)
+	if err != nil || p.ended != nil {
+		return secret, err
 	}
 	if p.server == nil {
 		if err := p.dial(); err != nil {
-			return err
+			return secret, err
 		}
 	}
 	p.ended = make(chan struct{})
 	go p.responses()
-	return nil
+	return secret, nil
+}
+
+// judge asks the policy about a request, and puts secrets into it.
+func (f *flow) judge(q *sniff.Request) (v policy.Verdict, secret string, err error) {
+	flows, v := f.n.request(f.dst, f.peer, q)
+	if !v.Allow {
+		return v, "", &refusal{Verdict: v}
+	}
+	if err := f.allow(v, flows); err != nil {
+		return v, "", err
+	}
+	secret, err = f.n.putSecrets(f.dst, f.peer, q)
+	return v, secret, err
 }
 
 // exchange passes one request on and waits for the end of its response. It returns errLast if no
 // request may follow.
-func (p *proxy) exchange(q *sniff.Request) error {
+func (p *proxy) exchange(q *sniff.Request, secret string) error {
 	e := &exchange{request: q, done: make(chan struct{}), complete: q.Body == sniff.Body{}}
 	event := p.event(Request)
-	event.Time, event.Method, event.Path = p.n.opts.Now(), q.Method, q.Path.String()
+	event.Time, event.Method, event.Path, event.Secret = p.n.opts.Now(), q.Method, q.Path.String(), secret
 	out, in := p.out.Load(), p.in.Load()
 	p.pending <- e
 	err := p.sendRequest(e)
@@ -332,6 +348,7 @@ func (p *proxy) response(e *exchange) (end responseEnd) {
 			return end
 		}
 		end.status = head.Status
+		head.Raw = []byte(p.n.redact(string(head.Raw)))
 		switch {
 		case head.Status == http.StatusSwitchingProtocols && e.request.Upgrade == "":
 			end.err = fmt.Errorf("%s changed the protocol without being asked", p.dst)
@@ -368,6 +385,9 @@ func (p *proxy) response(e *exchange) (end responseEnd) {
 		if end.err = p.receive(head.Raw); end.err == nil {
 			end.err = copyBody(head.Body, p.server, func(b []byte, last bool) error {
 				withdraw(last)
+				if last && head.Body.Chunked {
+					b = []byte(p.n.redact(string(b))) // the trailers
+				}
 				return p.receive(b)
 			})
 		}
@@ -386,7 +406,7 @@ func (p *proxy) upgraded() error {
 		err = p.splice(p.client, p.server, p.spend, &p.out, p.send)
 	}
 	if errors.Is(err, io.EOF) {
-		closeWrite(p.server.conn)
+		p.server.closeWrite()
 		<-p.ended
 		return p.downErr
 	}
@@ -405,30 +425,42 @@ func (p *proxy) answer(q *sniff.Request, err error) error {
 	e.note(err)
 	p.n.record(e)
 	p.isRecorded()
-	status := http.StatusBadGateway
-	reason, rule := err.Error(), ""
-	if refused, ok := errors.AsType[*refusal](err); ok {
-		status, reason, rule = http.StatusForbidden, refused.Reason, refused.Rule
-		if refused.malformed {
-			status = http.StatusBadRequest
-		}
-	}
+	status, reason, rule := verdictOf(err)
 	return p.respond(q, status, reason, rule)
+}
+
+// verdictOf returns the status that an error is answered with, and what the client is told.
+func verdictOf(err error) (status int, reason, rule string) {
+	refused, ok := errors.AsType[*refusal](err)
+	switch {
+	case !ok:
+		return http.StatusBadGateway, err.Error(), ""
+	case refused.malformed:
+		return http.StatusBadRequest, refused.Reason, refused.Rule
+	default:
+		return http.StatusForbidden, refused.Reason, refused.Rule
+	}
+}
+
+// explanation returns the body of a response of the gateway's own.
+func (n *Network) explanation(reason, rule string) string {
+	text := "sandboxd: " + n.redact(reason) + "\n"
+	if rule != "" {
+		text += "rule: " + rule + "\n"
+	}
+	return text
 }
 
 // respond sends a response of the gateway's own, the last on its connection.
 func (p *proxy) respond(q *sniff.Request, status int, reason, rule string) error {
-	text := "sandboxd: " + reason + "\n"
-	if rule != "" {
-		text += "rule: " + rule + "\n"
-	}
+	text := p.n.explanation(reason, rule)
 	var b strings.Builder
 	fmt.Fprintf(&b, "HTTP/1.1 %d %s\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n",
 		status, http.StatusText(status), len(text))
 	if q.Method != http.MethodHead {
 		b.WriteString(text)
 	}
-	if _, err := p.client.conn.Write([]byte(b.String())); err != nil {
+	if _, err := p.client.write([]byte(b.String())); err != nil {
 		return err
 	}
 	return errLast

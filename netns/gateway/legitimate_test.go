@@ -441,7 +441,7 @@ var legitimate = map[string]func(w *world){
 		data := random(20 << 20)
 		go func() {
 			_, _ = c.Write(data) // the client counts
-			closeWrite(c)
+			_ = c.CloseWrite()
 		}()
 		sum := sha256.New()
 		if n, err := io.Copy(sum, c); n != int64(len(data)) || err != nil || [32]byte(sum.Sum(nil)) != sha256.Sum256(data) {

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sandboxd/sandboxd/netns/gateway/ca"
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
@@ -28,6 +30,14 @@ type Options struct {
 	Lookup func(ctx context.Context, network string, name policy.Name) ([]netip.Addr, error)
 	// Dial connects to exactly this address. Nil stands for a connection from this process.
 	Dial func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
+	// CA signs the certificates of connections whose requests are read within TLS. Without it these
+	// connections are refused.
+	CA *ca.Authority
+	// Roots are the authorities that certificates of servers are checked against on such connections.
+	// Nil stands for the host's, which New reads: later the process may be confined.
+	Roots *x509.CertPool
+	// Secrets are put into requests that are read within TLS.
+	Secrets []Secret
 	// Record gets the events of the network, one at a time and in their order. While it blocks, a
 	// bounded number is queued and the rest is dropped; see [Event.Lost].
 	Record func(Event)
@@ -40,6 +50,8 @@ type Options struct {
 // limits bound one network at a time.
 type limits struct {
 	flows   int           // connections, each two descriptors
+	tls     int           // connections of TLS that ends here, each up to 1.5 MB where one side is slow
+	streams int           // requests of HTTP/2 under way
 	heads   int           // connections whose first bytes, or next request, are not complete
 	lookups int           // questions at the host's resolver
 	head    time.Duration // from the first byte of a head to its last, and from accept on ports of the web
@@ -47,7 +59,9 @@ type limits struct {
 	idle    time.Duration // without a byte in either direction
 }
 
-var defaults = limits{flows: 1024, heads: 256, lookups: 32, head: 10 * time.Second, dial: 15 * time.Second, idle: 15 * time.Minute}
+var defaults = limits{
+	flows: 1024, tls: 128, streams: 512, heads: 256, lookups: 32, head: 10 * time.Second, dial: 15 * time.Second, idle: 15 * time.Minute,
+}
 
 // Network is the outside of one sandbox's network. Its methods are safe for concurrent use.
 type Network struct {
@@ -60,6 +74,7 @@ type Network struct {
 	lookups  chan struct{}
 	heads    atomic.Int64
 	pipes    atomic.Int64
+	tls      *endpoint       // nil without an authority
 	ctx      context.Context //nolint:containedctx // ends with Close, not with a call
 	cancel   context.CancelFunc
 	// destination is the address that the client of an accepted connection asked for. Tests, whose
@@ -92,6 +107,9 @@ func newNetwork(opts Options, l limits) *Network {
 		destination: func(c *net.TCPConn) netip.AddrPort { return unmapped(c.LocalAddr().(*net.TCPAddr).AddrPort()) }, //nolint:forcetypeassert // it is a TCPConn
 	}
 	n.policy.Store(opts.Policy)
+	if opts.CA != nil {
+		n.tls = newEndpoint(opts)
+	}
 	n.wg.Go(n.sweep)
 	return n
 }
@@ -151,9 +169,7 @@ func (n *Network) Close() {
 		f.abort(errors.New("the network was closed"))
 	}
 	n.wg.Wait()
-	if !closed {
-		n.recorder.close()
-	}
+	n.recorder.close(!closed)
 }
 
 // begin counts work that Close waits for. It reports false once the network is closed.
@@ -190,5 +206,6 @@ func (n *Network) sweep() {
 
 func (n *Network) record(e Event) {
 	e.Network = n.opts.ID
+	e.Reason = n.redact(e.Reason) // a server may have sent a part of it
 	n.recorder.add(e)
 }

@@ -61,9 +61,10 @@ func (n *Network) putPipe(p pipe, empty bool) {
 
 // splice waits for bytes and moves them from one socket to another by a pipe, which it holds only
 // while there are bytes. It tells account of them before they are passed on, and adds them to
-// passed afterwards. Where no pipe is free it calls pass. It returns io.EOF at the end.
+// passed afterwards. Where no pipe is free, or TLS
+// ends here, it calls pass. It returns io.EOF at the end.
 func (f *flow) splice(from, to *stream, account func(int) error, passed *atomic.Int64, pass func([]byte) error) error {
-	if from.head != nil && from.head.Buffered() > 0 {
+	if from.tls != nil || to.tls != nil || from.head != nil && from.head.Buffered() > 0 {
 		return from.chunk(math.MaxInt64, pass)
 	}
 	var p pipe

@@ -40,7 +40,7 @@ func BenchmarkRelay(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			closeWrite(c)
+			_ = c.CloseWrite()
 			if total := <-got; total != int64(b.N)*int64(tc.size) {
 				b.Fatalf("%d bytes", total)
 			}

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bufio"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -15,17 +16,39 @@ const bufferSize = 64 << 10
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, bufferSize); return &b }}
 
-// A stream reads one side of a flow: heads through a small buffer, bulk through a pooled one that
-// it holds only while there are bytes.
+// A stream is one side of a flow. Heads are read through a small buffer, bulk through a pooled one
+// that it holds only while there are bytes.
 type stream struct {
 	conn *net.TCPConn
 	raw  syscall.RawConn
 	head *bufio.Reader // nil until a head is read
+	tls  *tls.Conn     // over conn, if TLS ends here; head then reads from it
 }
 
 func newStream(c *net.TCPConn) (*stream, error) {
 	raw, err := c.SyscallConn()
 	return &stream{conn: c, raw: raw}, err
+}
+
+// encrypt makes the stream that of a TLS connection, whose handshake is done. A record has at most
+// 16 KB, so that a larger buffer would not be filled.
+func (s *stream) encrypt(c *tls.Conn) {
+	s.tls, s.head = c, bufio.NewReaderSize(c, 16<<10)
+}
+
+func (s *stream) write(b []byte) (int, error) {
+	if s.tls != nil {
+		return s.tls.Write(b)
+	}
+	return s.conn.Write(b)
+}
+
+// closeWrite ends one direction. A peer that has reset the connection since is seen elsewhere.
+func (s *stream) closeWrite() {
+	if s.tls != nil {
+		_ = s.tls.CloseWrite() // as above
+	}
+	_ = s.conn.CloseWrite() // as above
 }
 
 // reader returns the reader of heads. Bytes that it holds are the first of the next chunk.
@@ -45,6 +68,12 @@ func (s *stream) chunk(limit int64, f func([]byte) error) error {
 		}
 		_, _ = s.head.Discard(len(b)) // they were just seen
 		return err
+	}
+	if s.tls != nil {
+		if _, err := s.head.Peek(1); err != nil {
+			return err
+		}
+		return s.chunk(limit, f)
 	}
 	var buf *[]byte
 	var size int

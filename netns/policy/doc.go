@@ -19,6 +19,9 @@
 // this request be sent ([Policy.Request]). A connection is allowed by the name that its address was
 // resolved for, never by a name that the client sends later; the gateway compares the two.
 //
+// [Learn] writes the policy that a record of flows needs, [Policy.Recorded] decides about a record
+// anew, and [Widens] compares two policies without one.
+//
 // Hostile input is parsed once into [Name] and [Path]; both refuse every form that two programs
 // could read differently.
 package policy

@@ -36,6 +36,7 @@ type Policy struct {
 type rule struct {
 	name      string // as records show it
 	at        Position
+	service   bool // it is an entry of services
 	deny      bool
 	patterns  []pattern
 	prefixes  []netip.Prefix
@@ -85,6 +86,11 @@ func (w Warning) String() string {
 // are not examined.
 func (p *Policy) Warnings() []Warning { return slices.Clone(p.warnings) }
 
+// Inspects reports whether a rule reads requests, so that TLS has to end at the gateway.
+func (p *Policy) Inspects() bool {
+	return slices.ContainsFunc(p.rules, func(r rule) bool { return r.inspect })
+}
+
 // Parse reads a policy document in YAML, or in JSON, which is YAML. It returns every mistake in it,
 // each an *[Error], joined. An unknown key is a mistake: a restriction that is skipped would make a
 // sandbox look safer than it is.
@@ -94,7 +100,7 @@ func Parse(data []byte) (*Policy, error) {
 	}
 	root, err := document(data)
 	if err != nil {
-		return nil, fmt.Errorf("parse the policy: %w", err)
+		return nil, fmt.Errorf("parse the policy: %w", placed(err))
 	}
 	p := &parser{}
 	p.top(root)
@@ -128,6 +134,23 @@ func document(data []byte) (*yaml.Node, error) {
 		return nil, errors.New("more than one document")
 	}
 	return doc.Content[0], nil
+}
+
+// placed returns an error of the YAML parser as an [Error]. The parser knows the line only, and of
+// the first line not even that.
+func placed(err error) error {
+	message, ok := strings.CutPrefix(err.Error(), "yaml: ")
+	if !ok {
+		return err
+	}
+	at := Position{1, 1}
+	if rest, ok := strings.CutPrefix(message, "line "); ok {
+		line, after, _ := strings.Cut(rest, ": ")
+		if n, err := strconv.Atoi(line); err == nil {
+			at.Line, message = n, after
+		}
+	}
+	return &Error{at, message}
 }
 
 // A parser collects the mistakes of a document.

@@ -72,6 +72,7 @@ func FuzzParse(f *testing.F) {
 		if e, wider, _ := Widens(p, p); wider {
 			t.Errorf("the policy is wider than itself: %s", e)
 		}
+		same(t, p)
 		for _, s := range p.Services() {
 			if s.Socket == "" && !s.Address.Addr().IsLoopback() {
 				t.Errorf("a service at %s", s.Target())

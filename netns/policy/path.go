@@ -108,6 +108,15 @@ func parsePathPattern(s string) (pathPattern, error) {
 	return pattern, nil
 }
 
+// String returns the pattern as documents have it.
+func (p pathPattern) String() string {
+	segments := p.segments
+	if p.prefix {
+		segments = append(slices.Clone(segments), "*")
+	}
+	return "/" + strings.Join(segments, "/")
+}
+
 // covers reports whether both readings of a path match.
 func (p pathPattern) covers(path Path) bool { return p.matches(path.s) && p.matches(path.slashed) }
 

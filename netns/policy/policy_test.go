@@ -270,7 +270,9 @@ rules:
 func TestMistakesHavePositions(t *testing.T) {
 	for _, tc := range []struct{ doc, want string }{
 		{"", "the document is empty"},
-		{"a: b: c", "mapping values are not allowed"},
+		{"a: b: c", "1:1: mapping values are not allowed"},
+		{"a: 1\nb: [", "2:1: did not find expected node content"},
+		{"\x00", "control characters are not allowed"},
 		{"[]", "1:1: policy is no mapping"},
 		{"rules: []", "1:1: the version is missing"},
 		{"version: 2", "1:10: version is not 1"},
@@ -388,6 +390,9 @@ func TestPresets(t *testing.T) {
 			if e, wider, err := Widens(pair[0], pair[1]); wider || err != nil {
 				t.Errorf("%s is not its document: %s, %v", preset, e, err)
 			}
+		}
+		if q.Resolve(Name{HostName}).Allow || len(q.Services()) > 0 {
+			t.Errorf("%s opens the host", preset)
 		}
 		if n := len(q.dead(len(q.rules))); n > 0 {
 			t.Errorf("%s has %d rules without effect", preset, n)

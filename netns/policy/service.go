@@ -23,8 +23,8 @@ var HostAddress = netip.MustParseAddr("192.0.2.2")
 // maxSocket is the longest path of a Unix socket: sun_path without its NUL.
 const maxSocket = 107
 
-// Service is a server of the host itself that a policy opens, as a port of [HostName]. A document
-// is not enough to reach it: the daemon checks that its author may name it.
+// Service is a server of the host itself that a policy opens, as a port of [HostName]. Parse takes
+// any: the caller decides which services the author of a document may name.
 type Service struct {
 	// Rule is the name of the first rule that opens the service.
 	Rule string
@@ -65,7 +65,7 @@ func (p *Policy) service(port uint16) (Service, bool) {
 // service reads an entry of services, which is also a rule that allows its port.
 func (p *parser) service(n *yaml.Node, index int) {
 	r := rule{
-		name: fmt.Sprintf("services[%d]", index), at: Position{n.Line, n.Column},
+		name: fmt.Sprintf("services[%d]", index), at: Position{n.Line, n.Column}, service: true,
 		patterns: []pattern{{name: HostName}}, protocols: []Protocol{TCP},
 	}
 	var s Service
@@ -109,7 +109,7 @@ func (s *Service) target(n *yaml.Node) error {
 	if file, ok := strings.CutPrefix(n.Value, "unix:"); ok {
 		switch {
 		case !path.IsAbs(file), path.Clean(file) != file, file == "/", strings.ContainsFunc(file, control):
-			return fmt.Errorf("%q is no absolute path of a socket without . and ..", file)
+			return fmt.Errorf("%q is no absolute path of a socket in its shortest form", file)
 		case len(file) > maxSocket:
 			return fmt.Errorf("the path of a socket has %d bytes, more than %d", len(file), maxSocket)
 		}
@@ -150,13 +150,17 @@ var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 // allServices joins the services of rules to those that are listed as services, sorted by port.
 func (p *parser) allServices() []Service {
 	all := slices.Clone(p.services)
+	listed, opened := map[uint16]string{}, map[uint16]bool{} // a document has up to 100,000 ports
+	for _, s := range p.services {
+		listed[s.Port] = s.Rule
+	}
 	for i, s := range p.opened {
-		same := slices.IndexFunc(all, func(other Service) bool { return other.Port == s.Port })
-		switch {
-		case same < 0:
+		switch rule, ok := listed[s.Port]; {
+		case ok:
+			p.fail(p.openedAt[i], "port %d of %s is that of %s already; write inspect, methods and paths there", s.Port, HostName, rule)
+		case !opened[s.Port]:
+			opened[s.Port] = true
 			all = append(all, s)
-		case same < len(p.services):
-			p.fail(p.openedAt[i], "port %d of %s is that of %s already; write inspect, methods and paths there", s.Port, HostName, all[same].Rule)
 		}
 	}
 	slices.SortFunc(all, func(a, b Service) int { return int(a.Port) - int(b.Port) })

@@ -119,7 +119,8 @@ rules:
 - {allow: 10.1.0.0/16, ports: [9, 1000-2000]}
 - {deny: 10.1.1.0/24, ports: [9, 1000-1500, 1400-2000]}
 - {deny: 10.1.2.0/24, ports: [9, 1000-1500, 1502-2000]}
-- {deny: 10.1.4.0/24, ports: [9, 1000-2000, 1001-1500]}
+- {allow: 10.2.0.1, ports: 1500-1600}
+- {deny: 10.2.0.1, ports: [1000-3000, 1100-1200]}
 - {deny: 10.1.3.0/24, inspect: true, paths: /x}
 - {allow: host.sandboxd.internal, ports: 80}
 - {allow: 9.9.9.9, ports: 443, protocol: udp}
@@ -139,7 +140,7 @@ rules:
 		{"a.test", "10.1.1.1", false},
 		{"a.test", "10.1.2.1", true}, // on port 1501
 		{"a.test", "10.1.3.1", true},
-		{"a.test", "10.1.4.1", false},
+		{"a.test", "10.2.0.1", false},
 		{"a.test", "127.0.0.1", false},
 		{"a.test", "192.0.2.2", false},
 		{"host.sandboxd.internal", "192.0.2.2", true},

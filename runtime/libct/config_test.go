@@ -59,6 +59,7 @@ func testHost() *Host {
 func TestPlanIsTheGoldenOne(t *testing.T) {
 	for name, change := range map[string]func(*Host, *runtime.Profile){
 		"delegated": func(*Host, *runtime.Profile) {},
+		"network":   func(h *Host, _ *runtime.Profile) { h.Own = true },
 		"bare":      func(h *Host, _ *runtime.Profile) { h.Cgroup, h.Controllers, h.Files = false, nil, nil },
 		"single": func(h *Host, _ *runtime.Profile) {
 			h.Single, h.IDs = true, []idmap.Range{{Size: 1}}
@@ -71,6 +72,7 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			host, spec := testHost(), testSpec()
 			change(host, &spec.Profile)
+			spec.Network = name == "network"
 			enforced, err := Enforce(spec, host)
 			if err != nil {
 				t.Fatal(err)

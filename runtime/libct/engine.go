@@ -543,6 +543,7 @@ func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays [
 	plan := &rootPlan{Overlays: overlays, Own: host.Own, ReadOnly: spec.Profile.ReadOnlyRoot}
 	if spec.Network {
 		plan.Files, _ = networkFiles(filepath.Join(launcher.SandboxesDir, spec.ID), spec.Hostname)
+		plan.Trust = trustOf(spec)
 	}
 	plan.Ceilings = ofOne(host.given, spec.Limits.Memory, host.IPC && config.Namespaces.Contains(configs.NEWIPC))
 	if host.Own { // upper and work directories through the mounts of its range; lower ones are relative to the layers
@@ -552,6 +553,9 @@ func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays [
 		}
 		for i := range plan.Files {
 			plan.Files[i].File = filepath.Join(launcher.RangeDir, plan.Files[i].File)
+		}
+		if plan.Trust != "" {
+			plan.Trust = filepath.Join(launcher.RangeDir, plan.Trust)
 		}
 	}
 	if plan.ReadOnly {

@@ -65,6 +65,8 @@ type rootPlan struct {
 	// /etc; zero and none without.
 	Sysfs int           `json:"sysfs,omitempty"`
 	Files []networkFile `json:"files,omitempty"`
+	// Trust is the file over the bundles of certificates; empty for none.
+	Trust string `json:"trust,omitempty"`
 	// Ceilings are of the sandbox's user and IPC namespaces.
 	Ceilings []ceiling `json:"ceilings"`
 }

@@ -69,6 +69,11 @@ func (e *Engine) takeNetwork(ctx context.Context, p *planned, dir string) (_ *la
 	if err := e.writeNetworkFiles(dir, p.spec.Hostname); err != nil {
 		return nil, nil, err
 	}
+	if len(p.spec.Trust) > 0 {
+		if err := e.writeTrust(dir, p.spec.Trust); err != nil {
+			return nil, nil, err
+		}
+	}
 	sysfs, err = netns.Sysfs(ns.NS)
 	return n, sysfs, err
 }
@@ -117,7 +122,10 @@ func attachNetwork(plan *rootPlan) error {
 			return err
 		}
 	}
-	return nil
+	if plan.Trust == "" {
+		return nil
+	}
+	return attachTrust(root, plan)
 }
 
 // rootDir opens a directory of the image's root, and makes it if there is none. A link is followed
@@ -150,9 +158,24 @@ func cover(etc int, f *networkFile, readOnly bool) error {
 		return fmt.Errorf("open /etc/%s: %w", f.At, err)
 	}
 	defer unix.Close(at)
-	tree, err := unix.OpenTree(unix.AT_FDCWD, f.File, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil {
+		return fmt.Errorf("open /etc/%s: %w", f.At, err)
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return fmt.Errorf("/etc/%s of the image is a directory: %w", f.At, runtime.ErrRootfs)
+	}
+	if err := mountFile(f.File, at, readOnly); err != nil {
+		return fmt.Errorf("mount /etc/%s: %w", f.At, err)
+	}
+	return nil
+}
+
+// mountFile mounts a file over another one.
+func mountFile(file string, at int, readOnly bool) error {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, file, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
 	if err != nil {
-		return fmt.Errorf("copy mount of %s: %w", f.At, err)
+		return fmt.Errorf("copy mount: %w", err)
 	}
 	defer unix.Close(tree)
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}
@@ -160,16 +183,9 @@ func cover(etc int, f *networkFile, readOnly bool) error {
 		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-		return fmt.Errorf("restrict mount of %s: %w", f.At, err)
+		return fmt.Errorf("restrict mount: %w", err)
 	}
-	err = unix.MoveMount(tree, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
-	if errors.Is(err, unix.ENOTDIR) {
-		return fmt.Errorf("/etc/%s of the image is a directory: %w", f.At, runtime.ErrRootfs)
-	}
-	if err != nil {
-		return fmt.Errorf("mount /etc/%s: %w", f.At, err)
-	}
-	return nil
+	return unix.MoveMount(tree, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
 // networkOf returns copies of the descriptors of a running sandbox's network.

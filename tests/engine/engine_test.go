@@ -45,7 +45,10 @@ func TestMain(m *testing.M) {
 
 func TestEngineKeepsItsContract(t *testing.T) {
 	testenv.RequireUserNS(t)
-	runtimetest.RunEngineSuite(t, newFixture)
+	runtimetest.RunEngineSuite(t, func(t *testing.T) runtimetest.Fixture {
+		t.Helper()
+		return newFixture(t)
+	})
 }
 
 // An error that stops the launcher before it serves is reported all the same.
@@ -361,7 +364,7 @@ func create(t *testing.T, f runtimetest.Fixture, id string) {
 
 // shortDir is like t.TempDir, but the launcher, which is not root of the host, can enter it. The
 // test's name is not in its path, which would be too long for a socket's.
-func shortDir(t *testing.T) string {
+func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "engine") //nolint:usetesting // see above
 	if err != nil {
@@ -375,7 +378,7 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-func options(t *testing.T) launcher.Options {
+func options(t testing.TB) launcher.Options {
 	t.Helper()
 	dir := shortDir(t)
 	run := filepath.Join(dir, "run")
@@ -392,12 +395,12 @@ func options(t *testing.T) launcher.Options {
 	}
 }
 
-func newFixture(t *testing.T) runtimetest.Fixture {
+func newFixture(t testing.TB) runtimetest.Fixture {
 	t.Helper()
 	return fixture(t, options(t))
 }
 
-func fixture(t *testing.T, o launcher.Options) runtimetest.Fixture {
+func fixture(t testing.TB, o launcher.Options) runtimetest.Fixture {
 	t.Helper()
 	client, _, err := launcher.Connect(t.Context(), o)
 	if err != nil {
@@ -436,7 +439,7 @@ func fixture(t *testing.T, o launcher.Options) runtimetest.Fixture {
 }
 
 // cgroupMount is the mount point of cgroup v2; the suite runs without a subtree of its own.
-func cgroupMount(t *testing.T) string {
+func cgroupMount(t testing.TB) string {
 	t.Helper()
 	c, err := kernel.ProbeCgroup()
 	if err != nil {
@@ -460,7 +463,7 @@ var layerTar, chain = func() ([]byte, string) {
 	return buf.Bytes(), "sha256:" + hex.EncodeToString(sum[:])
 }()
 
-func applyLayer(t *testing.T, client *launcher.Client) {
+func applyLayer(t testing.TB, client *launcher.Client) {
 	t.Helper()
 	blob, err := os.CreateTemp(t.TempDir(), "layer")
 	if err != nil {

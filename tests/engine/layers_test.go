@@ -266,7 +266,7 @@ func TestInitThatCannotConfineStartsNothing(t *testing.T) {
 }
 
 // listen makes a control socket as the daemon does.
-func listen(t *testing.T) (path string, file *os.File) {
+func listen(t testing.TB) (path string, file *os.File) {
 	t.Helper()
 	path = filepath.Join(shortDir(t), "s")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})

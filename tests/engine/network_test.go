@@ -1,21 +1,667 @@
 package engine
 
 import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/attack"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
+	"github.com/sandboxd/sandboxd/internal/kernel"
+	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/netns"
 	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/runtimetest"
+	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-func TestNetworkSmoke(t *testing.T) {
+// requireNetworks skips a test where this host gives sandboxes no network.
+func requireNetworks(t testing.TB, f runtimetest.Fixture) runtime.Networker {
+	t.Helper()
+	d, err := f.Engine.(*launcher.Client).Describe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range d.Enforced.Missing {
+		if strings.HasPrefix(m, "network: ") {
+			t.Skip(m)
+		}
+	}
+	return f.Engine.(*launcher.Client)
+}
+
+func networked(t *testing.T, f runtimetest.Fixture, id string) *runtime.Spec {
+	t.Helper()
+	spec := f.NewSpec(t, id)
+	spec.Network = true
+	return spec
+}
+
+// gateway answers the sandbox's connections with the address that each was made to, and its
+// questions with the question.
+func gateway(t *testing.T, n runtime.Networker, id string) {
+	t.Helper()
+	sockets, err := n.NetworkSockets(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var work sync.WaitGroup
+	var ends []io.Closer
+	for _, f := range []*os.File{sockets.Stream, sockets.DNSTCP} {
+		l, err := net.FileListener(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends = append(ends, l)
+		work.Go(func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = io.WriteString(c, "this is "+c.LocalAddr().String())
+				_ = c.Close()
+			}
+		})
+	}
+	c, err := net.FilePacketConn(sockets.DNS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends = append(ends, c)
+	work.Go(func() {
+		buf, oob := make([]byte, 512), make([]byte, 256)
+		for {
+			size, control, _, from, err := c.(*net.UDPConn).ReadMsgUDP(buf, oob)
+			if err != nil {
+				return
+			}
+			_, _, _ = c.(*net.UDPConn).WriteMsgUDP(append([]byte("answer to "), buf[:size]...), oob[:control], from)
+		}
+	})
+	if err := sockets.Close(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, c := range ends {
+			_ = c.Close()
+		}
+		work.Wait()
+	})
+}
+
+// A sandbox with a network reaches the sockets that the engine hands out, and nothing else; one
+// without reaches nothing.
+func TestConnectionsEndAtTheNetworksSockets(t *testing.T) {
 	testenv.RequireUserNS(t)
 	f := newFixture(t)
-	d, _ := runtime.As[runtime.Describer](f.Engine)
-	t.Log(d.Describe(t.Context()))
-	spec := f.NewSpec(t, "net1")
-	spec.Network = true
-	begin(t, f, spec)
-	n, _ := runtime.As[runtime.Networker](f.Engine)
-	s, err := n.NetworkSockets(t.Context(), "net1")
-	t.Log(s, err)
+	n := requireNetworks(t, f)
+	spec := networked(t, f, "net1")
+	client := begin(t, f, spec)
+	gateway(t, n, "net1")
+	alone := begin(t, f, f.NewSpec(t, "alone"))
+	program := harness.Helper(t, "neighbour")
+	put(t, client, program)
+	put(t, alone, program)
+
+	for _, tc := range []struct{ do, address, with, without string }{
+		{"connect", "93.184.216.34:80", "this is 93.184.216.34:80", "ENETUNREACH"},
+		{"connect", "[2606:2800:220:1::1]:443", "this is [2606:2800:220:1::1]:443", "ENETUNREACH"},
+		{"connect", "10.0.0.1:22", "this is 10.0.0.1:22", "ENETUNREACH"}, // the policy's to refuse
+		{"connect", netns.Nameserver.String() + ":53", "this is 192.0.2.53:53", "ENETUNREACH"},
+		{"ask", netns.Nameserver.String() + ":53", "answer to question", "ENETUNREACH"},
+		{"ask", "8.8.8.8:53", "answer to question", "ENETUNREACH"},
+		{"ask", "93.184.216.34:443", "ECONNREFUSED", "ENETUNREACH"},
+		{"connect", "127.0.0.1:80", "ECONNREFUSED", "ECONNREFUSED"},
+		{"connect", "127.0.0.1:1", "ECONNREFUSED", "ECONNREFUSED"},
+		{"connect", netns.Address4.String() + ":1", "ECONNREFUSED", "ENETUNREACH"},
+		{"interfaces", "", "lo", "lo"},
+		{"sys-read-only", "", "true", "true"},
+	} {
+		if got, _ := says(t, client, tc.do, tc.address); got != tc.with {
+			t.Errorf("with a network: %s %s: %q, want %q", tc.do, tc.address, got, tc.with)
+		}
+		if got, _ := says(t, alone, tc.do, tc.address); got != tc.without {
+			t.Errorf("without: %s %s: %q, want %q", tc.do, tc.address, got, tc.without)
+		}
+	}
+	for name, want := range map[string]string{
+		"/etc/resolv.conf": "nameserver 192.0.2.53\nsearch .\noptions edns0\n",
+		"/etc/hosts":       "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n192.0.2.1\tnet1\n2001:db8::1\tnet1\n",
+	} {
+		if got := read(t, client, name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+		if _, err := alone.Open(t.Context(), name); err == nil {
+			t.Errorf("without a network there is %s", name)
+		}
+	}
+	for id, want := range map[string]string{"net1": api.EnforcedGateway, "alone": api.EnforcedLoopback} {
+		e, err := f.Engine.Update(t.Context(), id, &runtime.Change{Limits: &spec.Limits})
+		if err != nil || e.Network != want {
+			t.Errorf("%s: network is enforced by %q, %v, want %q", id, e.Network, err, want)
+		}
+	}
+	for id, want := range map[string]error{"alone": runtime.ErrNoNetwork, "unknown": runtime.ErrNotFound} {
+		if _, err := n.NetworkSockets(t.Context(), id); !errors.Is(err, want) {
+			t.Errorf("sockets of %s: %v, want %v", id, err, want)
+		}
+		if _, err := n.NetworkSocket(t.Context(), id, "tcp"); !errors.Is(err, want) {
+			t.Errorf("socket of %s: %v, want %v", id, err, want)
+		}
+	}
+	if _, err := n.NetworkSocket(t.Context(), "net1", "unix"); err == nil {
+		t.Error("a socket of no network was made")
+	}
+}
+
+func read(t *testing.T, client *host.Client, name string) string {
+	t.Helper()
+	file, err := client.Open(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	data, err := io.ReadAll(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// The files of a network cover what the image has in their place: a link is not followed, out of
+// the root or anywhere else. They are in no diff, and one that the sandbox has changed is made anew
+// with its next start.
+func TestFilesOfANetworkCoverTheImages(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	requireNetworks(t, f)
+	client := f.Engine.(*launcher.Client)
+	for name, tc := range map[string]struct {
+		files   []harness.File
+		changed []string // by the mounts
+		refused bool
+	}{
+		"files":    {files: []harness.File{{Name: "etc/resolv.conf", Body: "nameserver 8.8.8.8\n"}, {Name: "etc/hosts", Body: "1.2.3.4 x\n"}}},
+		"none":     {changed: []string{"added directory /etc", "added file /etc/hosts", "added file /etc/resolv.conf"}},
+		"dangling": {files: []harness.File{{Name: "etc/resolv.conf", Type: tar.TypeSymlink, Link: "../run/systemd/resolve/stub-resolv.conf"}, {Name: "etc/hosts"}}},
+		"absolute": {files: []harness.File{{Name: "etc/resolv.conf", Type: tar.TypeSymlink, Link: "/layers/x"}, {Name: "etc/hosts", Type: tar.TypeSymlink, Link: "/init"}}},
+		"out":      {files: []harness.File{{Name: "etc/resolv.conf"}, {Name: "etc/hosts", Type: tar.TypeSymlink, Link: "../../../../init"}}},
+		"etc link": {
+			files: []harness.File{{Name: "etc", Type: tar.TypeSymlink, Link: "/../../conf"}, {Name: "conf/hosts"}, {Name: "conf/resolv.conf"}},
+		},
+		"directory": {files: []harness.File{{Name: "etc/resolv.conf/", Type: tar.TypeDir, Mode: 0o755}, {Name: "etc/hosts"}}, refused: true},
+		"etc file":  {files: []harness.File{{Name: "etc"}}, refused: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var files []harness.File
+			for _, d := range []string{"tmp/", "dev/", "proc/", "sys/"} {
+				files = append(files, harness.File{Name: d, Type: tar.TypeDir, Mode: 0o755})
+			}
+			image := layerOf(t, client, harness.Tar(t, append(files, tc.files...)...))
+			for _, readOnly := range []bool{false, true} {
+				id := "covered" + strings.ReplaceAll(name, " ", "") + strconv.FormatBool(readOnly)
+				spec := networked(t, f, id)
+				spec.Rootfs.Layers = []string{image}
+				spec.Profile.ReadOnlyRoot = readOnly
+				sandbox, err := tryBegin(t, f, spec)
+				if tc.refused {
+					if !errors.Is(err, runtime.ErrRootfs) {
+						t.Errorf("start: %v, want one that blames the image", err)
+					}
+					continue
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := read(t, sandbox, "/etc/resolv.conf"); !strings.HasPrefix(got, "nameserver 192.0.2.53\n") {
+					t.Errorf("resolv.conf is %q", got)
+				}
+				if got := read(t, sandbox, "/etc/hosts"); !strings.HasSuffix(got, "\t"+id+"\n") {
+					t.Errorf("hosts is %q", got)
+				}
+				changes := changesOf(t, client, spec)
+				if !slices.Equal(changes, tc.changed) {
+					t.Errorf("read-only %t: changes are %q, want %q", readOnly, changes, tc.changed)
+				}
+				_, err = sandbox.Append(t.Context(), "/etc/hosts", 0o644, 0, 0)
+				if (err != nil) != readOnly {
+					t.Errorf("read-only %t: append to hosts: %v", readOnly, err)
+				}
+			}
+		})
+	}
+}
+
+func changesOf(t *testing.T, client *launcher.Client, spec *runtime.Spec) (changes []string) {
+	t.Helper()
+	_, err := client.ListDiff(t.Context(), runtime.DiffRequest{ID: spec.ID, Rootfs: spec.Rootfs}, func(c api.Change) error {
+		changes = append(changes, fmt.Sprintf("%s %s %s", c.Kind, c.Type, c.Path))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return changes
+}
+
+// layerOf unpacks a layer for a test, and returns its chain id.
+func layerOf(t *testing.T, client *launcher.Client, stream []byte) string {
+	t.Helper()
+	blob, err := os.CreateTemp(t.TempDir(), "layer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blob.Close()
+	if _, err := blob.WriteAt(stream, 0); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(stream)
+	name := "sha256:" + hex.EncodeToString(sum[:])
+	_, err = client.Apply(t.Context(), layer.ApplyRequest{Layers: []layer.Request{{
+		ChainID: name, DiffID: name, MediaType: "application/vnd.oci.image.layer.v1.tar", Blob: blob,
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
+		defer cancel()
+		if err := client.RemoveLayer(ctx, name); err != nil {
+			t.Error(err)
+		}
+	})
+	return name
+}
+
+// A warm sandbox gets the hostname of the request that claims it, in its hosts too; what it has
+// changed itself is gone after its next start.
+func TestHostsFollowTheHostname(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	requireNetworks(t, f)
+	spec := networked(t, f, "warm1")
+	spec.Hostname = "sandbox"
+	client := begin(t, f, spec)
+	if _, err := f.Engine.Update(t.Context(), "warm1", &runtime.Change{Hostname: "claimed"}); err != nil {
+		t.Fatal(err)
+	}
+	const want = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n192.0.2.1\tclaimed\n2001:db8::1\tclaimed\n"
+	if got := read(t, client, "/etc/hosts"); got != want {
+		t.Errorf("hosts is %q, want %q", got, want)
+	}
+	file, err := client.Append(t.Context(), "/etc/hosts", 0o644, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := file.Write([]byte("1.2.3.4\tmore\n")); err != nil {
+		t.Fatal(err)
+	}
+	if err := file.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, client, "/etc/hosts"); got != want+"1.2.3.4\tmore\n" {
+		t.Errorf("after a change hosts is %q", got)
+	}
+	if err := f.Engine.Kill(t.Context(), "warm1"); err != nil {
+		t.Fatal(err)
+	}
+	spec.Hostname = "claimed"
+	socket, control := listen(t)
+	st, err := f.Engine.Start(t.Context(), spec, control)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = st.Pidfd.Close()
+	if got := read(t, host.NewClient(socket), "/etc/hosts"); got != want {
+		t.Errorf("started again hosts is %q, want %q", got, want)
+	}
+}
+
+// The way in: a socket of the namespace reaches a server of the sandbox.
+func TestServerOfASandboxIsReachedByASocket(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	n := requireNetworks(t, f)
+	client := begin(t, f, networked(t, f, "server"))
+	put(t, client, harness.Helper(t, "neighbour"))
+	x, err := client.Exec(t.Context(), host.ExecRequest{Argv: []string{inside, "serve", "0.0.0.0:80"}, NoStdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		once := sync.OnceFunc(func() { close(ready) })
+		_, _ = x.Stream(t.Context(), func(string, []byte) error { once(); return nil })
+	}()
+	t.Cleanup(func() { _ = x.Close(); <-ended })
+	select {
+	case <-ready:
+	case <-ended:
+		t.Fatal("the server has ended")
+	}
+	s, err := n.NetworkSocket(t.Context(), "server", "tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	c, err := netns.Connect(t.Context(), s, 80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if got, err := io.ReadAll(c); err != nil || string(got) != "from inside" {
+		t.Errorf("the server says %q, %v", got, err)
+	}
+}
+
+// A program with every capability in its sandbox, and no filter, has no power over the namespace,
+// which belongs to the launcher. The control is a sandbox with a namespace of its own.
+func TestSandboxHasNoPowerOverItsNetwork(t *testing.T) {
+	testenv.RequireUserNS(t)
+	o := options(t)
+	o.Launcher = harness.Helper(t, "mutant-launcher")
+	f := fixture(t, o)
+	requireNetworks(t, f)
+	off := []string{attack.Filter, attack.Capabilities, attack.ReadOnly}
+	program := harness.Helper(t, "neighbour")
+	with, control := networked(t, f, "power"), f.NewSpec(t, "control")
+	without(&with.Profile, off)
+	without(&control.Profile, off)
+	sandbox, free := begin(t, f, with), begin(t, f, control)
+	put(t, sandbox, program)
+	put(t, free, program)
+	for _, tc := range []struct{ do, want, control string }{
+		{"raw-socket", "EPERM", "done"},
+		{"packet", "EPERM", "done"},
+		{"netfilter", "EPERM", "done"},
+		{"mount-sys", "EPERM", "done"},
+		{"forwarding", "EACCES", "done"},
+		{"low-port", "EACCES", "done"},
+		{"new-mtu", "EPERM", "done"},
+		{"link-down", "EPERM", "done"},
+	} {
+		if got, _ := says(t, sandbox, tc.do); got != tc.want {
+			t.Errorf("%s: %s, want %s", tc.do, got, tc.want)
+		}
+		if got, _ := says(t, free, tc.do); got != tc.control {
+			t.Errorf("control: %s: %s, want %s", tc.do, got, tc.control)
+		}
+	}
+}
+
+// namespacesOf returns the network namespaces that a process holds open, sorted.
+func namespacesOf(t testing.TB, pid int) (all []string) {
+	t.Helper()
+	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil && strings.HasPrefix(to, "net:[") {
+			all = append(all, to)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// filled waits until the launcher has made its namespaces ahead, beside those of n sandboxes.
+func filled(t testing.TB, pid, n int) []string {
+	t.Helper()
+	var all []string
+	harness.Eventually(t, func() error {
+		if all = namespacesOf(t, pid); len(all) != n+4 {
+			return fmt.Errorf("the launcher holds %d namespaces, not %d", len(all), n+4)
+		}
+		return nil
+	})
+	return all
+}
+
+// A network lasts as long as its sandbox runs, over the daemon's death, and is another one after a
+// new start.
+func TestNetworkLivesAndEndsWithItsSandbox(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	n := requireNetworks(t, f)
+	d, err := f.Engine.(*launcher.Client).Describe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if held := namespacesOf(t, d.PID); len(held) != 0 {
+		t.Errorf("before the first use the launcher holds %v", held)
+	}
+	spec := networked(t, f, "life")
+	_, pid, err := run(t, f.Engine.Create, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end(t, f.Engine, "life")
+	held := filled(t, d.PID, 1)
+	its, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(held, its) {
+		t.Errorf("the launcher holds %v, and the sandbox is in %s", held, its)
+	}
+	kept, err := n.NetworkSockets(t.Context(), "life")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+
+	if err := f.Engine.Kill(t.Context(), "life"); err != nil {
+		t.Fatal(err)
+	}
+	if left := namespacesOf(t, d.PID); slices.Contains(left, its) || len(left) != 4 {
+		t.Errorf("after its end the launcher holds %v, %s among them", left, its)
+	}
+	if _, err := n.NetworkSockets(t.Context(), "life"); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("sockets of one that has ended: %v", err)
+	}
+	if _, _, err := run(t, f.Engine.Start, spec); err != nil {
+		t.Fatal(err)
+	}
+	again, err := n.NetworkSockets(t.Context(), "life")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if a, b := cookie(t, kept.Stream), cookie(t, again.Stream); a == b {
+		t.Error("started again it has the sockets of before")
+	}
+}
+
+// cookie is the kernel's number of a socket.
+func cookie(t *testing.T, f *os.File) uint64 {
+	t.Helper()
+	n, err := unix.GetsockoptUint64(int(f.Fd()), unix.SOL_SOCKET, unix.SO_COOKIE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// The next daemon gets the sockets of the sandboxes that it adopts, and a killed launcher leaves
+// neither sandbox nor maker.
+func TestNetworkOutlivesTheDaemonAndNotTheLauncher(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t) // for specs; its client cannot be closed before the test's end
+	requireNetworks(t, f)
+	o := options(t)
+	first, _, err := launcher.Connect(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	applyLayer(t, first)
+	st, _, err := run(t, first.Create, networked(t, f, "adopted"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := first.NetworkSockets(t.Context(), "adopted")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer before.Close()
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next, started, err := launcher.Connect(t.Context(), o)
+	if err != nil || started {
+		t.Fatalf("a second daemon has started a launcher: %t, %v", started, err)
+	}
+	after, err := next.NetworkSockets(t.Context(), "adopted")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer after.Close()
+	if cookie(t, before.Stream) != cookie(t, after.Stream) || cookie(t, before.DNS) != cookie(t, after.DNS) {
+		t.Error("the second daemon gets other sockets")
+	}
+	d, err := next.Describe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.PidfdOpen(makerOf(t, d.PID), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	maker := os.NewFile(uintptr(fd), "pidfd")
+	defer maker.Close()
+	ends := []unix.PollFd{{Fd: int32(maker.Fd()), Events: unix.POLLIN}, {Fd: int32(st.Pidfd.Fd()), Events: unix.POLLIN}}
+	if err := unix.Kill(d.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for i := range ends {
+		if got, err := unix.Poll(ends[i:i+1], int(testenv.HungAfter/time.Millisecond)); err != nil || got != 1 {
+			t.Errorf("process %d has not ended with the launcher: %v", i, err)
+		}
+	}
+	if err := next.Delete(t.Context(), "adopted"); err != nil { // by another launcher
+		t.Error(err)
+	}
+	if err := next.RemoveLayer(t.Context(), chain); err != nil {
+		t.Error(err)
+	}
+	if err := next.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Each of many sandboxes that start at once has a namespace of its own.
+func TestManyNetworksAtOnce(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	n := requireNetworks(t, f)
+	const many = 50
+	var work sync.WaitGroup
+	ids := make([]string, many)
+	errs := make([]error, many)
+	for i := range many {
+		ids[i] = fmt.Sprintf("many%d", i)
+		spec := networked(t, f, ids[i])
+		socket, control := listen(t)
+		_ = socket
+		work.Go(func() {
+			defer control.Close()
+			st, err := f.Engine.Create(context.WithoutCancel(t.Context()), spec, control)
+			if err == nil {
+				err = st.Pidfd.Close()
+			}
+			errs[i] = err
+		})
+	}
+	work.Wait()
+	seen := map[uint64]bool{}
+	for i, id := range ids {
+		if errs[i] != nil {
+			t.Error(errs[i])
+			continue
+		}
+		s, err := n.NetworkSockets(t.Context(), id)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		seen[cookie(t, s.Stream)] = true
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(seen) != many {
+		t.Errorf("%d sandboxes have %d networks", many, len(seen))
+	}
+	end(t, f.Engine, ids...)
+}
+
+// A maker that was taken over reaches nothing but the namespaces that it makes.
+func TestMakerIsConfined(t *testing.T) {
+	testenv.RequireUserNS(t)
+	works := func(order string) []string {
+		o := options(t)
+		o.Launcher, o.Version = harness.Helper(t, "makerfoe"), order
+		f := fixture(t, o)
+		d, err := f.Engine.(*launcher.Client).Describe(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := strings.Join(d.Enforced.Missing, "; ")
+		_, after, found := strings.Cut(said, "attacked, works:")
+		list, _, whole := strings.Cut(after, " end")
+		if !found || !whole {
+			t.Fatalf("%s: the maker says %q", order, said)
+		}
+		// The attack is no launcher's whose sandboxes have networks.
+		if _, err := tryBegin(t, f, networked(t, f, "refused")); !errors.Is(err, runtime.ErrUnenforceable) || !strings.Contains(fmt.Sprint(err), "attacked") {
+			t.Errorf("a sandbox with a network: %v", err)
+		}
+		return strings.Fields(list)
+	}
+	control := works("control")
+	t.Logf("control: %v", control)
+	if len(control) < 25 {
+		t.Errorf("before the confinement only these work: %v", control)
+	}
+	if got := works("confined"); len(got) != 0 {
+		t.Errorf("confined: these work: %v", got)
+	}
+	// Files are refused without the filter, and by the root alone. That leaves the maker's own /proc,
+	// which Landlock takes.
+	for order, proc := range map[string]bool{"no-filter": false, "root-alone": true} {
+		if order == "no-filter" {
+			testenv.RequireLandlock(t, kernel.LandlockRefer)
+		}
+		open := works(order)
+		t.Logf("%s: %v", order, open)
+		for _, name := range []string{"open-init", "open-sandboxes", "open-passwd", "open-launcher", "write-sysctl", "socket-packet", "socket-raw", "chroot"} {
+			if slices.Contains(open, name) {
+				t.Errorf("%s: %s works", order, name)
+			}
+		}
+		if slices.Contains(open, "read-proc") != proc {
+			t.Errorf("%s: read-proc works: %t", order, !proc)
+		}
+	}
 }

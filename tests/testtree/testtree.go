@@ -31,6 +31,7 @@ var helpers = []helper{
 	{name: "lister", dir: ".", pkg: "./tests/functional/lister"},
 	{name: "applier", dir: ".", pkg: "./tests/security/applier", cgo: true},
 	{name: "neighbour", dir: ".", pkg: "./tests/engine/neighbour"},
+	{name: "makerfoe", dir: ".", pkg: "./tests/engine/makerfoe", cgo: true},
 	{name: "mutant-launcher", dir: ".", pkg: "./cmd/sandboxd-launcher", cgo: true, tags: " mutant"},
 	{name: "containerd-apply", dir: "tests/layers/containerd", pkg: "."},
 }

@@ -52,6 +52,9 @@ func newFlowLog(dir, id string) *flowLog {
 func (l *flowLog) current() string { return l.path + ".jsonl" }
 func (l *flowLog) before() string  { return l.path + ".1.jsonl" }
 
+// inspection is the file of the sandbox's [Inspection].
+func (l *flowLog) inspection() string { return l.path + ".inspection.json" }
+
 // append adds a flow. A disk that refuses it costs flows, which are counted, and nothing else.
 func (l *flowLog) append(f api.Flow) error {
 	l.mu.Lock()
@@ -188,10 +191,10 @@ func (l *flowLog) close() error {
 	return err
 }
 
-// remove removes the files. The caller has closed the log.
+// remove removes all files of the sandbox. The caller has closed the log.
 func (l *flowLog) remove() error {
 	var errs []error
-	for _, name := range []string{l.current(), l.before()} {
+	for _, name := range []string{l.current(), l.before(), l.inspection(), l.inspection() + ".new"} {
 		if err := os.Remove(name); !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}

@@ -17,10 +17,12 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/egress"
+	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/netns/gateway"
 	"github.com/sandboxd/sandboxd/netns/policy"
@@ -41,6 +43,8 @@ type Options struct {
 	// Ceiling is what policies may allow at most; nil means no bound for the daemon's own tenant, and
 	// all that is public for others.
 	Ceiling *policy.Policy
+	// Secrets are those of the operator, by name.
+	Secrets map[string]secrets.Secret
 	Log     *slog.Logger
 }
 
@@ -105,6 +109,9 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 	if net.Mode != api.NetworkEgress && net.Policy != "" {
 		return net, class.Invalidf("network policy: mode %q has none; ask for %q", net.Mode, api.NetworkEgress)
 	}
+	if net.Mode != api.NetworkEgress && len(net.Secrets) > 0 {
+		return net, class.Invalidf("network secrets: they are for rules of mode %q that inspect requests", api.NetworkEgress)
+	}
 	if net.Mode == api.NetworkNone {
 		if net.Budget != (api.NetworkBudget{}) {
 			return net, class.Invalidf("network budget: a sandbox without a network needs none")
@@ -125,7 +132,32 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 	if err != nil {
 		return net, class.Invalidf("network policy: %w", err)
 	}
+	if err := n.checkSecrets(tenant, net.Secrets, p); err != nil {
+		return net, err
+	}
 	return net, n.permitted(tenant, p)
+}
+
+// checkSecrets checks the secrets that a tenant asks for.
+func (n *Networks) checkSecrets(tenant string, names []string, p *policy.Policy) error {
+	if len(names) == 0 {
+		return nil
+	}
+	if tenant != "" {
+		return class.Invalidf("network secrets: they are the operator's")
+	}
+	if !p.Inspects() {
+		return class.Invalidf("network secrets: no rule of the policy inspects requests, so none could get one; add inspect: true")
+	}
+	for i, name := range names {
+		if _, ok := n.opts.Secrets[name]; !ok {
+			return noSecret(name)
+		}
+		if slices.Contains(names[:i], name) {
+			return class.Invalidf("network secret %q: it is named twice", class.Clip(name))
+		}
+	}
+	return nil
 }
 
 // permitted reports whether a tenant may have a policy.
@@ -234,8 +266,12 @@ func (n *Networks) add(ctx context.Context, rec *runtime.Record) error {
 	if err != nil {
 		return err
 	}
+	authority, placed, err := n.load(rec.ID)
+	if err != nil {
+		return errors.Join(err, sockets.Close())
+	}
 	err = g.Add(ctx, egress.Network{
-		ID: rec.ID, Policy: document(rec.Network), Budget: budget(rec.Network.Budget),
+		Authority: authority, Secrets: placed, ID: rec.ID, Policy: document(rec.Network), Budget: budget(rec.Network.Budget),
 		Sockets: egress.Sockets{Stream: sockets.Stream, DNS: sockets.DNS, DNSTCP: sockets.DNSTCP},
 	})
 	return errors.Join(err, sockets.Close())
@@ -262,6 +298,17 @@ func (n *Networks) started(ctx context.Context) (*egress.Gateway, error) {
 	n.gateway = g
 	n.mu.Unlock()
 	return g, nil
+}
+
+// CheckGateway examines the gateway, if it was started.
+func (n *Networks) CheckGateway() (api.Check, bool) {
+	n.mu.Lock()
+	g := n.gateway
+	n.mu.Unlock()
+	if g == nil {
+		return api.Check{}, false
+	}
+	return g.Check(), true
 }
 
 // end has the gateway forget a life that is over.

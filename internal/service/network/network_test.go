@@ -87,7 +87,7 @@ func TestCheck(t *testing.T) {
 			if want.Mode == "" {
 				want.Mode = api.NetworkNone
 			}
-			if err != nil || got != want {
+			if err != nil || !cmp.Equal(got, want) {
 				t.Errorf("%+v, %v", got, err)
 			}
 		})

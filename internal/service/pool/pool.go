@@ -39,6 +39,7 @@ const (
 type Spec struct {
 	Image   string
 	Profile string
+	Network bool // for sandboxes with a network, of any policy
 	Size    int
 	Learn   bool
 }
@@ -52,7 +53,13 @@ func (p *Spec) size(st runtime.PoolState) int {
 }
 
 // Key is the pool's name to the supervisor. No reference has a space.
-func (p *Spec) Key() string { return p.Image + " " + p.Profile }
+func (p *Spec) Key() string {
+	key := p.Image + " " + p.Profile
+	if p.Network {
+		key += " network"
+	}
+	return key
+}
 
 // Image is an image that is acquired for a pool.
 type Image struct {
@@ -197,6 +204,9 @@ func (p *Pools) park(ctx context.Context, w Spec) (more bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("profile %q: %w", w.Profile, err)
 	}
+	if w.Network {
+		request.Network.Mode = api.NetworkEgress // the policy comes with the claim
+	}
 	if w.Learn {
 		p.supervisor.Learn(w.Key(), request)
 	}
@@ -271,7 +281,7 @@ func (p *Pools) States() []api.Pool {
 	var all []api.Pool
 	for _, w := range p.opts.Pools {
 		st := p.supervisor.PoolState(w.Key())
-		state := api.Pool{Image: w.Image, Profile: w.Profile, Size: w.size(st), Ready: st.Ready, Hits: st.Hits, Misses: st.Misses}
+		state := api.Pool{Image: w.Image, Profile: w.Profile, Network: w.Network, Size: w.size(st), Ready: st.Ready, Hits: st.Hits, Misses: st.Misses}
 		if w.Learn {
 			state.Most = w.Size
 		}

@@ -38,8 +38,8 @@ func ReadChunk(r *bufio.Reader) (raw []byte, size int64, err error) {
 		}
 		if f, err := parseField(line); err != nil {
 			return h.raw, 0, err
-		} else if decisive[f.name] || rewriting[strings.ReplaceAll(f.name, "_", "-")] {
-			return h.raw, 0, malformed("the trailer %s", f.name)
+		} else if Decisive(f.Name) {
+			return h.raw, 0, malformed("the trailer %s", f.Name)
 		}
 	}
 }

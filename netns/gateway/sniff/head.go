@@ -27,12 +27,13 @@ type Body struct {
 type head struct {
 	raw    []byte
 	first  string
-	fields []field
+	fields []Field
 }
 
-type field struct {
-	name  string // lower case
-	value string // without white space around it
+// Field is a field of a head.
+type Field struct {
+	Name  string // in lower case
+	Value string // without white space around it
 }
 
 // readHead reads a head whose lines end in CR LF. It returns io.EOF if the connection ends before
@@ -92,30 +93,34 @@ func (h *head) readLine(r *bufio.Reader) (string, error) {
 	}
 }
 
-func parseField(line string) (field, error) {
+func parseField(line string) (Field, error) {
 	name, value, ok := strings.Cut(line, ":")
 	switch {
 	case line[0] == ' ' || line[0] == '\t':
-		return field{}, malformed("a field that goes on in a second line")
+		return Field{}, malformed("a field that goes on in a second line")
 	case !ok:
-		return field{}, malformed("a line without a colon in its head")
+		return Field{}, malformed("a line without a colon in its head")
 	case !token(name):
-		return field{}, malformed("the field name %q", name)
+		return Field{}, malformed("the field name %q", name)
 	}
-	name = lower(name)
-	if strings.Contains(name, "_") && decisive[strings.ReplaceAll(name, "_", "-")] {
+	f := Field{lower(name), strings.Trim(value, " \t")}
+	return f, f.check()
+}
+
+// check refuses what other programs read as one of the decisive fields, or as another value of one.
+func (f Field) check() error {
+	if strings.Contains(f.Name, "_") && decisive[strings.ReplaceAll(f.Name, "_", "-")] {
 		// Gateways of CGI and WSGI read an underscore as a hyphen.
-		return field{}, malformed("the field name %q", name)
+		return malformed("the field name %q", f.Name)
 	}
-	value = strings.Trim(value, " \t")
-	if decisive[name] {
-		for i := range len(value) {
-			if c := value[i]; c == '\t' || c >= 0x80 {
-				return field{}, malformed("the byte %q in the field %s", c, name)
+	if decisive[f.Name] {
+		for i := range len(f.Value) {
+			if c := f.Value[i]; c == '\t' || c >= 0x80 {
+				return malformed("the byte %q in the field %s", c, f.Name)
 			}
 		}
 	}
-	return field{name, value}, nil
+	return nil
 }
 
 // decisive are the fields that say where a message goes, where it ends and what becomes of its
@@ -128,13 +133,13 @@ var decisive = map[string]bool{
 // one returns the value of a field that occurs at most once.
 func (h *head) one(name string) (value string, found bool, err error) {
 	for _, f := range h.fields {
-		if f.name != name {
+		if f.Name != name {
 			continue
 		}
 		if found {
 			return "", false, malformed("the field %s twice", name)
 		}
-		value, found = f.value, true
+		value, found = f.Value, true
 	}
 	return value, found, nil
 }
@@ -170,10 +175,10 @@ func parseLength(s string) (int64, error) {
 func (h *head) connection() (options map[string]bool, err error) {
 	options = make(map[string]bool)
 	for _, f := range h.fields {
-		if f.name != "connection" {
+		if f.Name != "connection" {
 			continue
 		}
-		for option := range strings.SplitSeq(f.value, ",") {
+		for option := range strings.SplitSeq(f.Value, ",") {
 			option = lower(strings.TrimSpace(option))
 			switch {
 			case option == "": // a list may have empty elements (RFC 9110 section 5.6.1.2)
@@ -224,4 +229,11 @@ func lower(s string) string {
 		}
 	}
 	return string(b)
+}
+
+// Decisive reports whether a field, in lower case, says where a message goes, where it ends, what
+// becomes of its connection, or that it is another request than it looks like. Trailers and secrets
+// must not be such fields.
+func Decisive(name string) bool {
+	return decisive[name] || connectional[name] || rewriting[strings.ReplaceAll(name, "_", "-")]
 }

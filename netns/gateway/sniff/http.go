@@ -3,16 +3,21 @@ package sniff
 import (
 	"bufio"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
-// Request is the head of an HTTP/1 request.
+// Request is the head of a request.
 type Request struct {
-	// Raw is the head as it was sent, with the empty line at its end.
+	// Raw is the head as it was sent, with the empty line at its end; nil if it came over HTTP/2.
 	Raw []byte
+	// Target is the target of the request line, or the path of HTTP/2.
+	Target string
+	// Fields are in the order in which they were sent.
+	Fields []Field
 	// Method has upper-case letters and hyphens only.
 	Method string
 	// Host is the server that the request names: its Host field, which an absolute target must repeat.
@@ -23,7 +28,9 @@ type Request struct {
 	PathError error
 	// Tunnel reports a target in the form of CONNECT, which has no path.
 	Tunnel bool
-	Body   Body
+	// Absolute reports a target with a scheme and a host.
+	Absolute bool
+	Body     Body
 	// Upgrade is the protocol that the client wants to change to; empty if none.
 	Upgrade string
 	// Continue reports that the client waits for "100 Continue" before it sends the body.
@@ -76,12 +83,12 @@ func ReadRequest(r *bufio.Reader) (*Request, error) {
 	if len(parts) != 3 {
 		return nil, malformed("a request line of %d parts", len(parts))
 	}
-	q := &Request{Raw: h.raw, Method: parts[0]}
+	q := &Request{Raw: h.raw, Method: parts[0], Target: parts[1], Fields: h.fields}
 	version, err := minor(parts[2])
 	if err != nil {
 		return nil, err
 	}
-	if len(q.Method) > 32 || strings.Trim(q.Method, "ABCDEFGHIJKLMNOPQRSTUVWXYZ-") != "" || q.Method == "" {
+	if !validMethod(q.Method) {
 		return nil, malformed("the method %q", q.Method)
 	}
 	if err := q.readHost(&h, parts[1]); err != nil {
@@ -96,6 +103,27 @@ func ReadRequest(r *bufio.Reader) (*Request, error) {
 	return q, q.readOptions(&h)
 }
 
+func validMethod(s string) bool {
+	return s != "" && len(s) <= 32 && strings.Trim(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZ-") == ""
+}
+
+// SetField replaces a field, or adds it, in Fields and in Raw. The name is in lower case.
+func (q *Request) SetField(name, value string) {
+	set := Field{name, value}
+	q.Fields = append(slices.DeleteFunc(slices.Clone(q.Fields), func(f Field) bool { return f.Name == name }), set)
+	if q.Raw == nil {
+		return
+	}
+	lines := strings.SplitAfter(strings.TrimSuffix(string(q.Raw), "\r\n"), "\r\n")
+	raw := []byte(lines[0])
+	for _, line := range lines[1:] {
+		if key, _, ok := strings.Cut(line, ":"); ok && lower(key) != name {
+			raw = append(raw, line...)
+		}
+	}
+	q.Raw = append(append(raw, name+": "+value+"\r\n"...), "\r\n"...)
+}
+
 // readHost reads the Host field and the target.
 func (q *Request) readHost(h *head, target string) error {
 	field, found, err := h.one("host")
@@ -108,10 +136,8 @@ func (q *Request) readHost(h *head, target string) error {
 	if q.Host, err = parseHost(field); err != nil {
 		return err
 	}
-	for i := range len(target) {
-		if c := target[i]; c <= ' ' || c >= 0x7f || c == '#' {
-			return malformed("the byte %q in its target", c)
-		}
+	if err := checkTarget(target); err != nil {
+		return err
 	}
 	authority, path := "", target
 	switch {
@@ -121,7 +147,7 @@ func (q *Request) readHost(h *head, target string) error {
 		authority = field
 	case strings.HasPrefix(target, "http://"):
 		authority, path, _ = strings.Cut(target[len("http://"):], "/")
-		path = "/" + path
+		path, q.Absolute = "/"+path, true
 	default:
 		return malformed("the target %q", target)
 	}
@@ -133,6 +159,15 @@ func (q *Request) readHost(h *head, target string) error {
 	if !q.Tunnel {
 		path, _, _ = strings.Cut(path, "?")
 		q.Path, q.PathError = policy.ParsePath(path)
+	}
+	return nil
+}
+
+func checkTarget(target string) error {
+	for i := range len(target) {
+		if c := target[i]; c <= ' ' || c >= 0x7f || c == '#' {
+			return malformed("the byte %q in its target", c)
+		}
 	}
 	return nil
 }
@@ -192,12 +227,16 @@ func (q *Request) readOptions(h *head) error {
 		return malformed("the expectation %q", expect)
 	}
 	q.Continue = expects
-	for _, f := range h.fields {
-		if rewriting[strings.ReplaceAll(f.name, "_", "-")] {
-			q.Rewrites = f.name
+	q.readRewrites()
+	return nil
+}
+
+func (q *Request) readRewrites() {
+	for _, f := range q.Fields {
+		if rewriting[strings.ReplaceAll(f.Name, "_", "-")] {
+			q.Rewrites = f.Name
 		}
 	}
-	return nil
 }
 
 // Response is the head of an HTTP/1 response.

@@ -31,6 +31,10 @@ func main() {
 		fmt.Print(os.Geteuid())
 		return
 	}
+	if f := network[os.Args[1]]; f != nil {
+		fmt.Print(f(append(os.Args[2:], "")[0]))
+		return
+	}
 	try := attacks[os.Args[1]]
 	if try == nil {
 		fmt.Fprintln(os.Stderr, "no attack is called", os.Args[1])

@@ -64,7 +64,7 @@ func serve() error {
 	if err != nil {
 		return err
 	}
-	engine, err := libct.Open(libct.Host{IDs: setup.IDs, Single: setup.Single, Missing: setup.Missing, Pids: setup.Pids}, ranges, launcher.OpenNetworks(slog.Default()))
+	engine, err := libct.Open(libct.Host{IDs: setup.IDs, Single: setup.Single, Missing: setup.Missing, Pids: setup.Pids}, ranges, nil)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,172 @@
+package egress
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sandboxd/sandboxd/netns/gateway"
+	"github.com/sandboxd/sandboxd/netns/policy"
+)
+
+// Every event that a gateway of ours can have is sent, received and accepted, whatever clients have
+// put into it.
+func FuzzEvent(f *testing.F) {
+	f.Add("example.com", "GET", "/a\x00\xff\u2028<&>", "rule", "no\x1b[31m", []byte{1, 2, 3, 4}, uint16(80), int64(5), 200)
+	f.Add("", strings.Repeat("M", 9999), strings.Repeat("\xff", 9999), strings.Repeat("é", 300), strings.Repeat("\x00", 600), []byte{}, uint16(0), int64(-1), -7)
+	f.Add("a", strings.Repeat("\u2028", 100), strings.Repeat("\u2028", 1000), strings.Repeat("\"", 300), strings.Repeat("\\", 600), make([]byte, 16), uint16(1), int64(1)<<62, 1<<30)
+	f.Fuzz(func(t *testing.T, name, method, path, rule, reason string, addr []byte, port uint16, n int64, status int) {
+		parsed, err := policy.ParseName(name) // the gateway's are parsed
+		if err != nil {
+			parsed = policy.Name{}
+		}
+		a, _ := netip.AddrFromSlice(addr)
+		e := gateway.Event{
+			Network: "box", Kind: gateway.Request, Time: time.Unix(0, n), Duration: time.Duration(n), Protocol: "http", Name: parsed.String(), Addr: a, Port: port,
+			Method: method, Path: path, Status: status, Rule: rule, Reason: reason, Out: n, In: n, Lost: uint64(n),
+		}
+		packet, err := encode(&message{Event: toWire(e)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(packet) > messages.MaxBytes {
+			t.Errorf("a packet of %d bytes", len(packet))
+		}
+		var m message
+		if err := decode(packet, &m); err != nil {
+			t.Fatal(err)
+		}
+		got, err := m.Event.event()
+		if err != nil {
+			t.Errorf("%v: %s", err, packet)
+		}
+		if isClean(path, maxPath) && got.Path != path {
+			t.Errorf("the path %q became %q", path, got.Path)
+		}
+	})
+}
+
+// A message of a gateway that was taken over is refused or within its bounds.
+func FuzzMessage(f *testing.F) {
+	for _, s := range []string{
+		`{"hello":{"landlock":6,"networks":40}}`, `{"answer":{"number":1,"error":"x"}}`, `{}`, `{"answer":{"number":1},"hello":{"landlock":1}}`,
+		`{"event":{"network":"box","kind":"connection","time":1,"duration":2,"protocol":"tcp","addr":"1.2.3.4"}}`,
+		`{"event":{"network":"box","kind":"connection","protocol":"tcp","addr":"fe80::1%eth0"}}`, `{"event":null}`, `{"answer":{"number":1}} {}`, `[`, `{"more":1}`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, packet []byte) {
+		var m message
+		if decode(packet, &m) != nil || m.check() != nil {
+			return
+		}
+		switch {
+		case m.Event != nil:
+			e, err := m.Event.event()
+			if err != nil {
+				return
+			}
+			for _, s := range []string{e.Name, e.Method, e.Path, e.Rule, e.Reason} {
+				if len(s) > maxPath || !utf8.ValidString(s) || strings.ContainsAny(s, "\x00\x1b\n") {
+					t.Errorf("%+v", e)
+				}
+			}
+			if e.Out < 0 || e.In < 0 || e.Duration < 0 || e.Status < 0 || e.Addr.Zone() != "" {
+				t.Errorf("%+v", e)
+			}
+		case m.Answer != nil && len(m.Answer.Error) > maxError:
+			t.Errorf("%+v", m.Answer)
+		}
+	})
+}
+
+// A request of a daemon that was taken over is refused or within its bounds.
+func FuzzRequest(f *testing.F) {
+	for _, s := range []string{
+		`{"number":1,"add":{"id":"box","policy":"e30=","budget":{"BytesOut":1}}}`, `{"number":2,"remove":{"id":"box"}}`,
+		`{"number":3,"set_policy":{"id":"box","policy":"e30="}}`, `{"remove":{"id":"a"},"add":{"id":"b"}}`, `{"number":-1}`, `{"number":1,"remove":{"id":"\u001b"}}`,
+	} {
+		f.Add([]byte(s), 0)
+		f.Add([]byte(s), 3)
+	}
+	f.Fuzz(func(t *testing.T, packet []byte, files int) {
+		var r request
+		if decode(packet, &r) != nil || r.check(files) != nil {
+			return
+		}
+		ids := 0
+		for _, set := range []bool{r.Add != nil, r.SetPolicy != nil, r.Remove != nil} {
+			if set {
+				ids++
+			}
+		}
+		if ids != 1 || (r.Add != nil) != (files == 3) {
+			t.Errorf("%s with %d files", packet, files)
+		}
+	})
+}
+
+func TestEventsOfATakenOverGateway(t *testing.T) {
+	good := func() event {
+		return *toWire(gateway.Event{Network: "box", Kind: gateway.Connection, Time: time.Unix(1, 2), Protocol: "tls", Name: "example.com", Addr: netip.MustParseAddr("1.2.3.4"), Port: 443, Allow: true, Rule: "r"})
+	}
+	e := good()
+	got, err := e.event()
+	want := gateway.Event{Network: "box", Kind: gateway.Connection, Time: time.Unix(1, 2), Protocol: "tls", Name: "example.com", Addr: netip.MustParseAddr("1.2.3.4"), Port: 443, Allow: true, Rule: "r"}
+	if err != nil || !cmp.Equal(got, want, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
+		t.Errorf("control: %+v, %v", got, err)
+	}
+	for name, change := range map[string]func(*event){
+		"kind":            func(e *event) { e.Kind = "other" },
+		"our own kind":    func(e *event) { e.Kind = Restarted },
+		"protocol":        func(e *event) { e.Protocol = "\x1b" },
+		"name":            func(e *event) { e.Name = "a b" },
+		"long name":       func(e *event) { e.Name = strings.Repeat("a.", 127) + "a" },
+		"method":          func(e *event) { e.Method = strings.Repeat("A", maxMethod+1) },
+		"path":            func(e *event) { e.Path = "/\n" },
+		"long path":       func(e *event) { e.Path = strings.Repeat("/", maxPath+1) },
+		"rule":            func(e *event) { e.Rule = "\x00" },
+		"reason":          func(e *event) { e.Reason = "\xff" },
+		"duration":        func(e *event) { e.Duration = -1 },
+		"bytes out":       func(e *event) { e.Out = -1 },
+		"bytes in":        func(e *event) { e.In = -1 },
+		"status":          func(e *event) { e.Status = 1000 },
+		"negative status": func(e *event) { e.Status = -1 },
+		"zone":            func(e *event) { e.Addr = netip.MustParseAddr("fe80::1%eth0") },
+	} {
+		e := good()
+		change(&e)
+		if got, err := e.event(); err == nil {
+			t.Errorf("%s is accepted: %+v", name, got)
+		}
+	}
+}
+
+func TestRequestsOfATakenOverDaemon(t *testing.T) {
+	for name, r := range map[string]request{
+		"none":            {},
+		"two":             {Remove: &remove{"a"}, SetPolicy: &setPolicy{ID: "a"}},
+		"no id":           {Remove: &remove{}},
+		"long id":         {Remove: &remove{strings.Repeat("a", maxID+1)}},
+		"id for logs":     {Remove: &remove{"a\nb"}},
+		"large policy":    {SetPolicy: &setPolicy{ID: "a", Policy: make([]byte, MaxPolicy+1)}},
+		"without files":   {Add: &add{ID: "a"}},
+		"negative budget": {Add: &add{ID: "a", Budget: gateway.Budget{Hosts: -1}}},
+	} {
+		files := 0
+		if name == "negative budget" {
+			files = 3
+		}
+		if err := r.check(files); err == nil {
+			t.Errorf("%s is accepted", name)
+		}
+	}
+	full := request{Number: 1 << 60, Add: &add{ID: strings.Repeat("é", maxID/2), Policy: make([]byte, MaxPolicy)}}
+	if packet, err := encode(&full); err != nil || len(packet) > requests.MaxBytes || full.check(3) != nil {
+		t.Errorf("the largest request has %d bytes: %v, %v", len(packet), err, full.check(3))
+	}
+}

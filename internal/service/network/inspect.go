@@ -1,0 +1,171 @@
+package network
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/secrets"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/netns/gateway/ca"
+	"github.com/sandboxd/sandboxd/netns/policy"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// Inspection is what a sandbox has whose policy reads requests within TLS: an authority of its own,
+// and placeholders of secrets. A nil Inspection is that of all others.
+type Inspection struct {
+	authority    *ca.Authority
+	placeholders map[string]string // by the secret's name
+	variables    map[string]string // of the environment, with placeholders
+}
+
+// trusting are the variables that name a bundle of certificates, for programs that do not read
+// [runtime.TrustFile] by themselves: OpenSSL and Go, curl, Python's requests and pip, Node.js and
+// npm, Deno, git, cargo, and the clients of AWS.
+var trusting = []string{
+	"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS", "npm_config_cafile",
+	"DENO_CERT", "GIT_SSL_CAINFO", "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE",
+}
+
+// Inspect returns the inspection of a new sandbox; nil if its policy reads nothing within TLS.
+func (n *Networks) Inspect(net api.Network) (*Inspection, error) {
+	if !Has(net) {
+		return nil, nil
+	}
+	p, err := policy.Parse(document(net))
+	if err != nil {
+		return nil, fmt.Errorf("read the network policy: %w", err)
+	}
+	if !p.Inspects() {
+		return nil, nil
+	}
+	i := &Inspection{placeholders: make(map[string]string), variables: make(map[string]string)}
+	if i.authority, err = ca.New(time.Now(), 0); err != nil {
+		return nil, err
+	}
+	for _, name := range net.Secrets {
+		s, ok := n.opts.Secrets[name]
+		if !ok {
+			return nil, noSecret(name)
+		}
+		s = s.Placed()
+		i.placeholders[name] = s.Binding.Placeholder
+		if s.Variable != "" {
+			i.variables[s.Variable] = s.Binding.Placeholder
+		}
+	}
+	return i, nil
+}
+
+func noSecret(name string) error {
+	return class.Invalidf("network secret %q: the daemon has none of this name (sandboxd serve --secrets)", class.Clip(name))
+}
+
+// Trust is for [runtime.Spec].
+func (i *Inspection) Trust() []byte {
+	if i == nil {
+		return nil
+	}
+	return i.authority.Certificate()
+}
+
+// Env returns the sandbox's environment with the variables of its bundle, unless they are set, and
+// those of its secrets.
+func (i *Inspection) Env(env []string) []string {
+	if i == nil {
+		return env
+	}
+	var all []string
+	for _, name := range trusting {
+		all = append(all, name+"="+runtime.TrustFile)
+	}
+	all = append(all, env...)
+	for _, name := range slices.Sorted(maps.Keys(i.variables)) {
+		all = append(all, name+"="+i.variables[name])
+	}
+	return all
+}
+
+// stored is an Inspection on disk, in ID.inspection.json. It has no secret but the authority's key.
+type stored struct {
+	Certificate  []byte            `json:"certificate"`
+	Key          []byte            `json:"key"`
+	Placeholders map[string]string `json:"placeholders,omitempty"`
+}
+
+func (n *Networks) inspectionFile(id string) string {
+	return newFlowLog(n.opts.Dir, id).inspection()
+}
+
+// Store keeps the inspection of a sandbox, for daemons after this one.
+func (n *Networks) Store(id string, i *Inspection) error {
+	if i == nil {
+		return nil
+	}
+	key, err := i.authority.Key()
+	if err != nil {
+		return fmt.Errorf("keep the authority of a sandbox: %w", err)
+	}
+	data, err := json.Marshal(stored{i.authority.Certificate(), key, i.placeholders})
+	if err != nil {
+		return fmt.Errorf("keep the authority of a sandbox: %w", err)
+	}
+	file := n.inspectionFile(id)
+	if err := errors.Join(os.WriteFile(file+".new", data, 0o600), os.Rename(file+".new", file)); err != nil {
+		return fmt.Errorf("keep the authority of a sandbox: %w", err)
+	}
+	return nil
+}
+
+// Inspects reports whether a sandbox has an inspection.
+func (n *Networks) Inspects(id string) bool {
+	_, err := os.Stat(n.inspectionFile(id))
+	return err == nil
+}
+
+// Restore returns the certificate of the sandbox's inspection, for another start; nil if it has none.
+func (n *Networks) Restore(id string) ([]byte, error) {
+	authority, _, err := n.load(id)
+	if err != nil || authority == nil {
+		return nil, err
+	}
+	return authority.Certificate(), nil
+}
+
+// load returns the authority of a sandbox and its secrets. A secret that this daemon does not have
+// is left out: its placeholder then goes out as it is, and is worth nothing.
+func (n *Networks) load(id string) (*ca.Authority, []secrets.Secret, error) {
+	data, err := os.ReadFile(n.inspectionFile(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	var s stored
+	if err == nil {
+		err = json.Unmarshal(data, &s)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the authority of a sandbox: %w", err)
+	}
+	authority, err := ca.Load(s.Certificate, s.Key)
+	if err != nil {
+		return nil, nil, err
+	}
+	var placed []secrets.Secret
+	for _, name := range slices.Sorted(maps.Keys(s.Placeholders)) {
+		secret, ok := n.opts.Secrets[name]
+		if !ok {
+			n.opts.Log.Warn("a sandbox has a secret that this daemon does not know", "id", id, "secret", name)
+			continue
+		}
+		secret.Binding.Placeholder = s.Placeholders[name]
+		placed = append(placed, secret)
+	}
+	return authority, placed, nil
+}

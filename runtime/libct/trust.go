@@ -1,0 +1,157 @@
+package libct
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// A sandbox whose policy inspects TLS trusts an authority of its own ([runtime.Spec.Trust]). Init
+// puts a file over the image's bundle of certificates that has those and the authority's. It lies
+// beside the sandbox's upper directory, so that no commit, snapshot or diff contains it.
+
+// bundles are the places of certificate bundles in images. The first is made where an image has
+// none of them; it is [runtime.TrustFile].
+var bundles = []string{
+	runtime.TrustFile[1:],
+	"etc/pki/tls/certs/ca-bundle.crt",
+	"etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+	"etc/ssl/ca-bundle.pem",
+	"etc/ssl/cert.pem",
+}
+
+// maxBundle bounds the image's bundle, in bytes.
+const maxBundle = 4 << 20
+
+func trustFile(dir string) string { return filepath.Join(dir, "trust.crt") }
+
+// attachTrust puts the file over the bundles of the image, in Init.
+func attachTrust(root int, plan *rootPlan) error {
+	type place struct{ dev, ino uint64 }
+	covered := make(map[place]bool)
+	first := true
+	for i, name := range bundles {
+		at, err := unix.Openat2(root, name, &unix.OpenHow{
+			Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+		})
+		if err != nil && i == 0 {
+			at, err = makeBundle(root)
+		}
+		if err != nil {
+			if i == 0 {
+				return err
+			}
+			continue // the image has none there
+		}
+		var st unix.Stat_t
+		err = unix.Fstat(at, &st)
+		switch {
+		case err != nil:
+			err = fmt.Errorf("examine /%s: %w", name, err)
+		case st.Mode&unix.S_IFMT != unix.S_IFREG && st.Mode&unix.S_IFMT != unix.S_IFLNK:
+			if i == 0 {
+				err = fmt.Errorf("/%s of the image is no file: %w", name, runtime.ErrRootfs)
+			}
+		case !covered[place{st.Dev, st.Ino}]:
+			if first && st.Mode&unix.S_IFMT == unix.S_IFREG {
+				if err = appendBundle(root, name, plan.Trust); err != nil {
+					break
+				}
+			}
+			first = false
+			covered[place{st.Dev, st.Ino}] = true
+			err = mountFile(plan.Trust, at, plan.ReadOnly)
+		}
+		if err = errors.Join(err, unix.Close(at)); err != nil {
+			return fmt.Errorf("trust the sandbox's authority: %w", err)
+		}
+	}
+	return nil
+}
+
+// makeBundle makes an empty file in the first place, or opens the link that is there.
+func makeBundle(root int) (int, error) {
+	dir, err := rootDir(root, "etc")
+	if err != nil {
+		return -1, err
+	}
+	path := "etc"
+	for _, name := range []string{"ssl", "certs"} {
+		err := unix.Mkdirat(dir, name, 0o755)
+		_ = unix.Close(dir)
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return -1, fmt.Errorf("make /%s/%s: %w", path, name, err)
+		}
+		path += "/" + name
+		dir, err = unix.Openat2(root, path, &unix.OpenHow{
+			Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+		})
+		if err != nil {
+			return -1, fmt.Errorf("open /%s of the image: %w: %w", path, err, runtime.ErrRootfs)
+		}
+	}
+	defer unix.Close(dir)
+	name := filepath.Base(runtime.TrustFile)
+	fd, err := unix.Openat(dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
+	if err == nil {
+		err = unix.Close(fd)
+	}
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return -1, fmt.Errorf("make %s: %w", runtime.TrustFile, err)
+	}
+	at, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open %s: %w", runtime.TrustFile, err)
+	}
+	return at, nil
+}
+
+// appendBundle appends the image's bundle to the file.
+func appendBundle(root int, name, file string) error {
+	fd, err := unix.Openat2(root, name, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return fmt.Errorf("open /%s of the image: %w", name, err)
+	}
+	from := os.NewFile(uintptr(fd), name)
+	defer from.Close() // only read
+	to, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return fmt.Errorf("open the bundle: %w", err)
+	}
+	n, err := io.Copy(to, io.LimitReader(from, maxBundle+1))
+	if err = errors.Join(err, to.Close()); err != nil {
+		return fmt.Errorf("copy /%s of the image: %w", name, err)
+	}
+	if n > maxBundle {
+		return fmt.Errorf("/%s of the image is larger than %d bytes: %w", name, maxBundle, runtime.ErrRootfs)
+	}
+	return nil
+}
+
+// writeTrust writes the authority's certificate into a new file that Init appends to.
+func (e *Engine) writeTrust(dir string, certificate []byte) error {
+	file, root := trustFile(dir), e.host.IDs[0].Outside
+	err := os.WriteFile(file, append(certificate, '\n'), 0o644) //nolint:gosec // G306: every user of the sandbox reads it
+	if err = errors.Join(err, os.Lchown(file, root, root), os.Chmod(file, 0o644)); err != nil {
+		return fmt.Errorf("write the sandbox's authority: %w", err)
+	}
+	return nil
+}
+
+// trustOf returns the place of the file for Init.
+func trustOf(spec *runtime.Spec) string {
+	if len(spec.Trust) == 0 {
+		return ""
+	}
+	return trustFile(filepath.Join(launcher.SandboxesDir, spec.ID))
+}

@@ -1,0 +1,80 @@
+package runtime_test
+
+import (
+	"context"
+	"reflect"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// A mode other than none asks the engine for a network, at every start and after a restart of the
+// daemon; the policy never reaches the engine.
+func TestModeOfTheNetworkDecides(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	networks := map[string]api.Network{
+		"absent": {}, "none": {Mode: api.NetworkNone}, "full": {Mode: api.NetworkFull}, "egress": {Mode: api.NetworkEgress, Policy: "version: 1"},
+	}
+	ids := map[string]string{}
+	check := func(when string) {
+		t.Helper()
+		for name, n := range networks {
+			if got, want := b.engine.Spec(ids[name]).Network, name == "full" || name == "egress"; got != want {
+				t.Errorf("%s: %s: network %t, want %t", when, name, got, want)
+			}
+			if rec, err := s.Get(ids[name]); err != nil || !reflect.DeepEqual(rec.Network, n) {
+				t.Errorf("%s: %s: the record says %+v, %v", when, name, rec.Network, err)
+			}
+		}
+	}
+	for name, n := range networks {
+		req := request(name)
+		req.Network = n
+		ids[name] = create(t, s, req).ID
+	}
+	check("created")
+	if err := s.Close(context.WithoutCancel(t.Context()), true); err != nil {
+		t.Fatal(err)
+	}
+	s = b.open(t)
+	for _, id := range ids {
+		if err := s.Kill(t.Context(), id, "test"); err != nil {
+			t.Fatal(err)
+		}
+		waitEnded(t, s, id)
+		if _, err := s.Start(t.Context(), id, runtime.StartRequest{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check("started again")
+}
+
+// A warm sandbox with a network fits every policy of its mode, and no other mode.
+func TestWarmSandboxFitsItsModeOfTheNetwork(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	warm := fitting("")
+	warm.Network = api.Network{Mode: api.NetworkEgress, Policy: "version: 1"}
+	if err := s.Park(t.Context(), "host", warm); err != nil {
+		t.Fatal(err)
+	}
+	parked := b.engine.IDs()[0]
+	for _, tc := range []struct {
+		network api.Network
+		claims  bool
+	}{
+		{api.Network{}, false},
+		{api.Network{Mode: api.NetworkNone}, false},
+		{api.Network{Mode: api.NetworkFull}, false},
+		{api.Network{Mode: api.NetworkEgress, Policy: "version: 1\nname: other"}, true},
+	} {
+		req := fitting("")
+		req.Network = tc.network
+		rec := create(t, s, req)
+		if (rec.ID == parked) != tc.claims || rec.Network != tc.network {
+			t.Errorf("%+v gets %s with %+v; parked was %s", tc.network, rec.ID, rec.Network, parked)
+		}
+	}
+}
