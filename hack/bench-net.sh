@@ -2,7 +2,6 @@
 # bench-net.sh: measure networks of sandboxes against a plain veth, slirp4netns and pasta, and write the section "Networks" of
 # docs/performance.md. Only root can make the namespaces. ROUNDS=5 REQUESTS=200 RUN=regexp PAGE=docs/performance.md.
 #
-#
 # Everything happens in a network, mount and PID namespace that end with it:
 #
 #   upstream, 93.184.215.14 ── veth, MTU 1500 ── world: the daemon and its gateway, slirp4netns, pasta ── sandboxes, namespaces of peers
