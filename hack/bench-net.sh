@@ -69,10 +69,14 @@ ip route add default via 93.184.215.14
 within upstream ip route add default via 93.184.215.1
 within veth ip route add default via 10.64.0.1
 echo 1 >/proc/sys/net/ipv4/ip_forward
-within upstream "$work/load" serve &
+within upstream "$work/load" serve -certificate "$work/server.pem" &
+server=$!
+until [ -s "$work/server.pem" ]; do sleep 0.1; done
+cat /etc/ssl/certs/ca-certificates.crt "$work/server.pem" >"$work/authorities.pem"
+mount --bind "$work/authorities.pem" /etc/ssl/certs/ca-certificates.crt # a gateway that inspects checks the server
 
 cd "$work/tmp"
 env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME="$work/tmp" TMPDIR="$work/tmp" SANDBOXD_BIN="$work/bin" \
-	SANDBOXD_BENCH_NET="$work" SANDBOXD_BENCH_USER="$user" SANDBOXD_BENCH_SERVER=$! \
+	SANDBOXD_BENCH_NET="$work" SANDBOXD_BENCH_USER="$user" SANDBOXD_BENCH_SERVER=$server \
 	"$work/network.test" -test.v -test.run '^$' -test.bench "${RUN:-.}" -test.benchtime 1x -test.timeout 60m -rounds "${ROUNDS:-5}" -requests "${REQUESTS:-200}"
 [ -n "${RUN:-}" ] || "$work/netns.test" -test.run '^$' -test.bench '^BenchmarkMake$/^full$/^1$' -test.benchtime 5x

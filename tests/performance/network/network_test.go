@@ -116,6 +116,29 @@ func BenchmarkRequest(b *testing.B) {
 	})
 }
 
+// BenchmarkInspect measures requests in TLS, relayed unread and inspected: the first one of a
+// connection, from connect to the response, and further ones.
+func BenchmarkInspect(b *testing.B) {
+	world(b)
+	d := daemon(b)
+	var all []*side
+	for _, name := range []string{"unread", "inspected"} {
+		rules := fmt.Sprintf("version: 1\nrules:\n- allow: bench.test\n  ports: 443\n  inspect: %t\n", name == "inspected")
+		box := d.Create(b, api.CreateSandbox{Network: api.Network{Mode: api.NetworkEgress, Policy: rules}, Timeout: 86400, IdleTimeout: 86400})
+		run := inSandbox(b, box)
+		all = append(all, &side{name: name, run: func(args ...string) ([]byte, error) { return run(args...), nil }})
+	}
+	const connections = 50
+	turns(all, 1+*rounds, func(round int, s *side) {
+		var r struct{ First, Further []time.Duration }
+		decode(b, s.load(b, "tls", "-port", "443", "-n", fmt.Sprint(connections)), &r)
+		if round > 0 { // caches
+			record(b, Sample{What: "tls-first", Side: s.name, Round: round, Values: microseconds(r.First)})
+			record(b, Sample{What: "tls-further", Side: s.name, Round: round, Values: microseconds(r.Further)})
+		}
+	})
+}
+
 func microseconds(times []time.Duration) []float64 {
 	var all []float64
 	for _, t := range times {

@@ -5,12 +5,19 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"os"
 	"sync"
@@ -29,14 +36,18 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return errors.New("usage: load serve | bulk | requests")
+		return errors.New("usage: load serve | bulk | requests | tls")
 	}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	name := flags.String("name", "bench.test", "Name of the server.")
 	port := flags.String("port", "80", "Port of the server.")
 	switch args[0] {
 	case "serve":
-		return serve()
+		file := flags.String("certificate", "", "File for the certificate.")
+		if err := flags.Parse(args[1:]); err != nil {
+			return err
+		}
+		return serve(*name, *file)
 	case "bulk":
 		down := flags.Bool("down", false, "Receive instead of sending.")
 		flows := flags.Int("flows", 1, "Number of connections at once.")
@@ -45,10 +56,14 @@ func run(args []string) error {
 			return err
 		}
 		return bulk(*name, *port, *down, *flows, *period)
-	case "requests":
-		count := flags.Int("n", 100, "Number of requests.")
+	case "requests", "tls":
+		count := flags.Int("n", 100, "Number of connections.")
+		further := flags.Int("further", 10, "Number of further requests of each connection, with TLS.")
 		if err := flags.Parse(args[1:]); err != nil {
 			return err
+		}
+		if args[0] == "tls" {
+			return secure(*name, *port, *count, *further)
 		}
 		return requests(*name, *port, *count)
 	default:
@@ -64,9 +79,16 @@ const (
 	down = 2
 )
 
-// serve answers bulk connections on port 5001 and one request per connection on port 80.
-func serve() error {
-	for at, handle := range map[string]func(*net.TCPConn) error{":5001": serveBulk, ":80": serveRequest} {
+// serve answers bulk connections on port 5001, one request per connection on port 80, and requests
+// in TLS on port 443, whose certificate it writes to a file.
+func serve(name, file string) error {
+	certificate, err := selfSigned(name, file)
+	if err != nil {
+		return err
+	}
+	config := &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13}
+	serveTLS := func(c *net.TCPConn) error { return serveRequests(tls.Server(c, config), kept) }
+	for at, handle := range map[string]func(*net.TCPConn) error{":5001": serveBulk, ":80": serveOne, ":443": serveTLS} {
 		l, err := new(net.ListenConfig).Listen(context.Background(), "tcp4", at)
 		if err != nil {
 			return err
@@ -121,20 +143,47 @@ func count(r io.Reader, buf []byte) (sum int64, err error) {
 	}
 }
 
-var response = []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+// Responses.
+var (
+	kept = []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+	last = []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+)
 
-func serveRequest(c *net.TCPConn) error {
+func serveOne(c *net.TCPConn) error { return serveRequests(c, last) }
+
+func serveRequests(c net.Conn, response []byte) error {
 	buf := make([]byte, 4096)
 	for n := 0; ; {
 		m, err := c.Read(buf[n:])
 		if n += m; err != nil {
 			return err
 		}
-		if bytes.HasSuffix(buf[:n], []byte("\r\n\r\n")) {
-			_, err := c.Write(response)
+		if !bytes.HasSuffix(buf[:n], []byte("\r\n\r\n")) {
+			continue
+		}
+		if _, err := c.Write(response); err != nil || &response[0] == &last[0] {
 			return err
 		}
+		n = 0
 	}
+}
+
+// selfSigned makes a certificate and writes it to a file.
+func selfSigned(name, file string) (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), DNSNames: []string{name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	err = os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
 }
 
 // address resolves the name once, as a program inside does before it connects.
@@ -233,7 +282,7 @@ func requests(name, port string, n int) error {
 	if err != nil {
 		return err
 	}
-	request := []byte("GET / HTTP/1.1\r\nHost: " + name + "\r\n\r\n")
+	request := requestTo(name)
 	times := make([]time.Duration, n)
 	for i := range times {
 		start := time.Now()
@@ -251,6 +300,13 @@ func once(at string, request []byte) error {
 		return err
 	}
 	defer c.Close()
+	return exchange(c, request)
+}
+
+func requestTo(name string) []byte { return []byte("GET / HTTP/1.1\r\nHost: " + name + "\r\n\r\n") }
+
+// exchange sends a request and reads the response.
+func exchange(c net.Conn, request []byte) error {
 	if _, err := c.Write(request); err != nil {
 		return err
 	}
@@ -262,4 +318,50 @@ func once(at string, request []byte) error {
 		}
 	}
 	return nil
+}
+
+// Secure is the times of requests in TLS.
+type Secure struct {
+	First   []time.Duration `json:"first"` // from connect to the response
+	Further []time.Duration `json:"further"`
+}
+
+// secure writes the times of connections with several requests each. It checks no certificate: with
+// and without inspection it does the same.
+func secure(name, port string, n, further int) error {
+	at, err := address(name, port)
+	if err != nil {
+		return err
+	}
+	var s Secure
+	timed := func(to *[]time.Duration, f func() error) error {
+		start := time.Now()
+		err := f()
+		*to = append(*to, time.Since(start))
+		return err
+	}
+	config := &tls.Config{ServerName: name, InsecureSkipVerify: true, MinVersion: tls.VersionTLS13} //nolint:gosec // see above
+	for range n {
+		var c *tls.Conn
+		err := timed(&s.First, func() error {
+			plain, err := dial(at)
+			if err != nil {
+				return err
+			}
+			c = tls.Client(plain, config)
+			return exchange(c, requestTo(name))
+		})
+		for range further {
+			if err == nil {
+				err = timed(&s.Further, func() error { return exchange(c, requestTo(name)) })
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if err := c.Close(); err != nil {
+			return err
+		}
+	}
+	return json.NewEncoder(os.Stdout).Encode(s)
 }
