@@ -69,7 +69,7 @@ ip route add default via 93.184.215.14
 within upstream ip route add default via 93.184.215.1
 within veth ip route add default via 10.64.0.1
 echo 1 >/proc/sys/net/ipv4/ip_forward
-within upstream "$work/load" serve -certificate "$work/server.pem" &
+nsenter --net="$work/upstream" "$work/load" serve -certificate "$work/server.pem" &
 server=$!
 until [ -s "$work/server.pem" ]; do sleep 0.1; done
 cat /etc/ssl/certs/ca-certificates.crt "$work/server.pem" >"$work/authorities.pem"

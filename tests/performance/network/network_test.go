@@ -105,14 +105,18 @@ func BenchmarkBulk(b *testing.B) {
 	}
 }
 
-// BenchmarkRequest measures a connection with one HTTP request, from connect to the end.
+// BenchmarkRequest measures a connection with one HTTP request, from connect to the end, and the
+// processor time for it outside the client: of the server, of what relays, but not of the daemon.
 func BenchmarkRequest(b *testing.B) {
 	dir := world(b)
 	all := sides(b, dir)
 	turns(all, *rounds, func(round int, s *side) {
+		before := s.spent(b, dir)
 		var times []time.Duration
 		decode(b, s.load(b, "requests", "-n", fmt.Sprint(*requests)), &times)
+		spent := s.spent(b, dir) - before
 		record(b, Sample{What: "request", Side: s.name, Round: round, Values: microseconds(times)})
+		record(b, Sample{What: "request-cpu", Side: s.name, Round: round, Values: microseconds([]time.Duration{spent / time.Duration(*requests)})})
 	})
 }
 

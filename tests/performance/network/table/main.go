@@ -207,6 +207,10 @@ func (m *measurements) times(w io.Writer) {
 	for _, s := range sides {
 		row("connect, HTTP request, response, close: "+s.title, "request", s.name, "ms", 1e-3)
 	}
+	row("the same in TLS, first request of a connection, relayed unread", "tls-first", "unread", "ms", 1e-3)
+	row("– inspected", "tls-first", "inspected", "ms", 1e-3)
+	row("a further request of it, relayed unread", "tls-further", "unread", "ms", 1e-3)
+	row("– inspected", "tls-further", "inspected", "ms", 1e-3)
 	row("creation of a sandbox, `--network none`", "create", "none", "ms", 1e-3)
 	row("creation of a sandbox, `--network egress:POLICY`", "create", "egress", "ms", 1e-3)
 	row("the same with no pause after a deletion, none", "create-again", "none", "ms", 1e-3)
@@ -247,6 +251,14 @@ func (m *measurements) judge(w io.Writer) {
 		ours := median(m.of("request", us, -1))
 		goal("connect, request, close", ours, 600, false, " µs")
 		goal("the same, to veth (600 µs where veth takes 190)", ours/theirs, 600./190, false, "×")
+	}
+	for _, g := range []struct {
+		what, title string
+		bound       float64
+	}{{"tls-first", "added by inspection to a first request", 1000}, {"tls-further", "added by inspection to a further request", 200}} {
+		if unread := median(m.of(g.what, "unread", -1)); unread > 0 {
+			goal(g.title, median(m.of(g.what, "inspected", -1))-unread, g.bound, false, " µs")
+		}
 	}
 	if none := median(m.of("create", "none", -1)); none > 0 {
 		goal("creation with a network, to one without", median(m.of("create", "egress", -1))/none, 1.15, false, "×")
