@@ -33,6 +33,7 @@ type Flow struct {
 	// Allow is false if the flow was refused, at its begin or later.
 	Allow      bool    `json:"allow"`
 	Rule       string  `json:"rule,omitempty"`   // that decided
+	Secret     string  `json:"secret,omitempty"` // name of the one that was put into a request, or whose placeholder was refused
 	Reason     string  `json:"reason,omitempty"` // of a refusal, or of an end that was not orderly
 	Out        int64   `json:"out,omitempty"`    // bytes from the sandbox
 	In         int64   `json:"in,omitempty"`     // bytes to the sandbox

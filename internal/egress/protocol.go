@@ -116,6 +116,7 @@ type event struct {
 	Status   int          `json:"status,omitempty"`
 	Allow    bool         `json:"allow,omitempty"`
 	Rule     string       `json:"rule,omitempty"`
+	Secret   string       `json:"secret,omitempty"`
 	Reason   string       `json:"reason,omitempty"`
 	Out      int64        `json:"out,omitempty"`
 	In       int64        `json:"in,omitempty"`
@@ -126,10 +127,19 @@ type event struct {
 func toWire(e gateway.Event) *event {
 	return &event{
 		Network: e.Network, Kind: e.Kind, Time: e.Time.UnixNano(), Duration: max(0, int64(e.Duration)),
-		Protocol: e.Protocol, Name: clean(e.Name, maxName), Addr: e.Addr.WithZone(""), Port: e.Port,
+		Protocol: e.Protocol, Name: wellFormed(e.Name), Secret: clean(e.Secret, maxRule), Addr: e.Addr.WithZone(""), Port: e.Port,
 		Method: clean(e.Method, maxMethod), Path: clean(e.Path, maxPath), Status: min(max(0, e.Status), maxStatus), Allow: e.Allow,
 		Rule: clean(e.Rule, maxRule), Reason: clean(e.Reason, maxReason), Out: max(0, e.Out), In: max(0, e.In), Lost: e.Lost,
 	}
+}
+
+// wellFormed leaves out what is no name: a sandbox must not make the daemon take this gateway for one
+// that was taken over.
+func wellFormed(name string) string {
+	if _, err := policy.ParseName(name); err != nil {
+		return ""
+	}
+	return name
 }
 
 const maxStatus = 999
@@ -168,7 +178,7 @@ func (e *event) event() (gateway.Event, error) {
 		return bad("kind")
 	}
 	switch e.Protocol {
-	case "tcp", "tls", "http", "websocket", "dns":
+	case "tcp", "tls", "http", "https", "h2", "websocket", "dns":
 	default:
 		return bad("protocol")
 	}
@@ -180,7 +190,7 @@ func (e *event) event() (gateway.Event, error) {
 	for _, s := range []struct {
 		field, text string
 		limit       int
-	}{{"method", e.Method, maxMethod}, {"path", e.Path, maxPath}, {"rule", e.Rule, maxRule}, {"reason", e.Reason, maxReason}} {
+	}{{"method", e.Method, maxMethod}, {"path", e.Path, maxPath}, {"rule", e.Rule, maxRule}, {"secret", e.Secret, maxRule}, {"reason", e.Reason, maxReason}} {
 		if !isClean(s.text, s.limit) {
 			return bad(s.field)
 		}
@@ -195,7 +205,7 @@ func (e *event) event() (gateway.Event, error) {
 	}
 	return gateway.Event{
 		Network: e.Network, Kind: e.Kind, Time: time.Unix(0, e.Time), Duration: time.Duration(e.Duration), Protocol: e.Protocol, Name: e.Name, Addr: e.Addr, Port: e.Port,
-		Method: e.Method, Path: e.Path, Status: e.Status, Allow: e.Allow, Rule: e.Rule, Reason: e.Reason, Out: e.Out, In: e.In, Lost: e.Lost,
+		Method: e.Method, Path: e.Path, Status: e.Status, Allow: e.Allow, Rule: e.Rule, Secret: e.Secret, Reason: e.Reason, Out: e.Out, In: e.In, Lost: e.Lost,
 	}, nil
 }
 

@@ -170,3 +170,24 @@ func TestRequestsOfATakenOverDaemon(t *testing.T) {
 		t.Errorf("the largest request has %d bytes: %v, %v", len(packet), err, full.check(3))
 	}
 }
+
+// No event of a gateway may look like one of a gateway that was taken over, whatever a sandbox sent.
+func TestEventsPass(t *testing.T) {
+	for _, protocol := range []string{"tcp", "tls", "http", "https", "h2", "websocket", "dns"} {
+		sent := gateway.Event{
+			Network: "box", Kind: gateway.Request, Time: time.Unix(1, 0).UTC(), Protocol: protocol, Name: "example.com", Addr: netip.MustParseAddr("192.0.2.7"),
+			Port: 443, Method: "GET", Path: "/a", Status: 200, Allow: true, Rule: "rules[0]", Secret: "token", Out: 1, In: 2, Lost: 3,
+		}
+		got, err := toWire(sent).event()
+		if err != nil || got.Time.UTC() != sent.Time {
+			t.Errorf("%s: %v, %v", protocol, got.Time, err)
+		}
+		if got.Time = sent.Time; got != sent {
+			t.Errorf("%s: %+v, want %+v", protocol, got, sent)
+		}
+	}
+	hostile := gateway.Event{Network: "box", Kind: gateway.Connection, Protocol: "tls", Name: "a\nb.", Rule: "\x1b", Secret: "\x00", Reason: "\xff"}
+	if got, err := toWire(hostile).event(); err != nil || got.Name != "" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}

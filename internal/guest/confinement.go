@@ -31,6 +31,18 @@ func ParseFilterArg(args []string) (fd int, rest []string, err error) {
 	return fd, args[1:], nil
 }
 
+// OfferArg is init's argument where its programs shall be better targets of the kernel than init
+// when memory runs out. It stands behind FilterArg.
+const OfferArg = "offer"
+
+// ParseOfferArg removes OfferArg from the arguments, and reports whether it was there.
+func ParseOfferArg(args []string) (offer bool, rest []string) {
+	if len(args) == 0 || args[0] != OfferArg {
+		return false, args
+	}
+	return true, args[1:]
+}
+
 // Confinement tells init how to apply Landlock to programs.
 type Confinement struct {
 	ABI int // version of the kernel's Landlock, as the launcher's probe found it

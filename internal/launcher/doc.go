@@ -27,9 +27,9 @@
 // session request stays open as long as the daemon lives; a launcher without session and without
 // sandboxes ends itself after a minute.
 //
-//	── create {spec} + control socket ─────▶
+//	── create {spec} filter + control socket ─▶  the seccomp filter follows as JSON of its own
 //	◀── {started} + pidfd of the init ──────
-//	── start {spec} + control socket ──────▶  the same of one that has ended, in the directories that it left
+//	── start {spec} filter + control socket ──▶  one that has ended, in the directories that it left
 //	◀── {started} + pidfd of the init ──────
 //	── stop {id, grace} ───────────────────▶  SIGTERM to all but the init; after the grace the kernel kills the rest
 //	◀── {} ─────────────────────────────────  everything has ended

@@ -129,6 +129,10 @@ func FuzzLauncherServe(f *testing.F) {
 		f.Add(seed(f, &v.r), uint8(v.fds))
 	}
 	f.Add([]byte("x"), uint8(maxFiles))
+	create := seed(f, &request{Op: opCreate, Spec: &runtime.Spec{ID: "abc"}})
+	for _, filter := range []string{`{"defaultAction":"SCMP_ACT_ALLOW"}`, "null", "{", "{}{}"} {
+		f.Add(append(bytes.Clone(create), filter...), uint8(1))
+	}
 	null := devNull(f)
 	f.Fuzz(func(t *testing.T, data []byte, fds uint8) {
 		if len(data) == 0 || len(data) > maxPacket || fds > maxFiles {

@@ -240,7 +240,13 @@ func (c *Client) Start(ctx context.Context, spec *runtime.Spec, control *os.File
 }
 
 func (c *Client) run(ctx context.Context, what op, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
-	req := &request{Op: what, Spec: spec}
+	filter, err := json.Marshal(spec.Profile.Seccomp)
+	if err != nil {
+		return nil, fmt.Errorf("launcher %s: encode seccomp filter: %w", what, err)
+	}
+	rest := *spec
+	rest.Profile.Seccomp = nil
+	req := &request{Op: what, Spec: &rest, filter: filter}
 	resp, files, err := c.call(ctx, req, control)
 	// Another request may take the range that this one has added. There is one more each time around,
 	// so that the launcher's number of ranges is the bound.

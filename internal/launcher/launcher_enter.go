@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/memfd"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
@@ -210,14 +211,7 @@ func sealedSelf() (*os.File, error) {
 	if err := unix.Fchmod(fd, 0o555); err != nil {
 		return nil, fmt.Errorf("chmod memfd: %w", err)
 	}
-	seals := unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
-	// On a busy host the kernel may hold a page for longer than it waits itself (memfd_wait_for_pins,
-	// some 150 ms).
-	err = unix.EBUSY
-	for try := 0; try < 50 && errors.Is(err, unix.EBUSY); try++ {
-		_, err = unix.FcntlInt(exe.Fd(), unix.F_ADD_SEALS, seals)
-	}
-	if err != nil {
+	if err := memfd.Seal(exe); err != nil {
 		return nil, fmt.Errorf("seal memfd: %w", err)
 	}
 	return exe, nil

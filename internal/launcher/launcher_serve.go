@@ -48,6 +48,7 @@ type Server struct {
 	Log      *slog.Logger
 
 	descriptors descriptorStore
+	filters     filters
 	listener    *net.UnixListener
 	stop        chan struct{} // closed by shutdown
 	stopOnce    sync.Once
@@ -295,6 +296,8 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		var st *runtime.Started
 		if req.Spec == nil {
 			err = fmt.Errorf("launcher %s: no spec", req.Op)
+		} else if err = s.filters.fill(req); err != nil {
+			err = fmt.Errorf("launcher %s: %w", req.Op, err)
 		} else if st, err = run(ctx, req.Spec, files[0]); err == nil {
 			started = append(started, st)
 		}

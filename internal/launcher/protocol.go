@@ -71,6 +71,10 @@ type request struct {
 	// Set names the set to store, with its descriptors, or to drop; for withdraw the last one of the
 	// answer before.
 	Set wireSet `json:"deposit,omitzero"`
+
+	// filter is the seccomp filter of Spec, as JSON. It follows the message in its packet: the
+	// launcher recognizes the bytes of one that it has ([filters]). Older daemons send it within Spec.
+	filter []byte
 }
 
 // wireSet names a set of the descriptor store.
@@ -237,6 +241,9 @@ func send(c *net.UnixConn, msg any, files ...*os.File) error {
 	if err != nil {
 		return fmt.Errorf("encode message: %w", err)
 	}
+	if req, ok := msg.(*request); ok {
+		data = append(data, req.filter...)
+	}
 	if len(data) > maxPacket {
 		return fmt.Errorf("message of %d bytes exceeds the launcher protocol's %d", len(data), maxPacket)
 	}
@@ -284,10 +291,14 @@ func decode(data []byte, msg any) error {
 	if err := d.Decode(msg); err != nil {
 		return fmt.Errorf(saysUndecoded+": %w", err)
 	}
-	if d.More() {
-		return errors.New(saysUndecoded + ": data after the message")
+	if !d.More() {
+		return nil
 	}
-	return nil
+	if req, ok := msg.(*request); ok && req.Spec != nil {
+		req.filter = bytes.Clone(data[d.InputOffset():])
+		return nil
+	}
+	return errors.New(saysUndecoded + ": data after the message")
 }
 
 func closeAll(files []*os.File) {

@@ -201,7 +201,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	s := &core{
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
 	}
-	s.disk.reserve = opts.DiskReserve
+	s.disk.reserve, s.disk.closing = opts.DiskReserve, make(chan struct{})
 	s.disk.measure = func() (Disk, error) { return MeasureDisk(opts.DataDir) }
 	s.differ, _ = runtime.As[runtime.Differ](opts.Engine)
 	s.descriptors, _ = runtime.As[runtime.DescriptorStore](opts.Engine)
@@ -305,6 +305,7 @@ func (s *Service) CloseAgents(ctx context.Context) {
 // request may be under way.
 func (s *Service) Close(ctx context.Context, keep bool) error {
 	s.core.execs.stop()
+	s.core.disk.stop()
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
 	err := errors.Join(s.core.supervisor.Close(ctx, keep), s.core.networks.Close())

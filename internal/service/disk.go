@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -75,6 +76,8 @@ type disk struct {
 	// evictions has one at a time, which serves all requests that come meanwhile: a tenant with many
 	// keeps none of the others waiting for more.
 	evictions singleflight.Group
+	requests  sync.WaitGroup // for the eviction under way; some have no client any more
+	closing   chan struct{}  // closed when the daemon ends, and the eviction with it
 }
 
 // spareDisk fails if the disk has less free than the reserve, after the files of ended sandboxes
@@ -84,9 +87,13 @@ func (s *core) spareDisk(ctx context.Context) error {
 	if short == "" || err != nil {
 		return err
 	}
-	evicted := s.disk.evictions.DoChan("", func() (any, error) {
-		s.evict(context.WithoutCancel(ctx), short) // a client that hangs up does not end it for the others
-		return nil, nil
+	evicted := make(chan struct{})
+	s.disk.requests.Go(func() {
+		defer close(evicted)
+		_, _, _ = s.disk.evictions.Do("", func() (any, error) {
+			s.evict(context.WithoutCancel(ctx), short) // a client that hangs up does not end it for the others
+			return nil, nil
+		})
 	})
 	select {
 	case <-evicted:
@@ -99,8 +106,14 @@ func (s *core) spareDisk(ctx context.Context) error {
 	return class.Mark(class.ErrNoDisk, errors.New(short))
 }
 
-// evict removes files of ended sandboxes until the disk is not short, or none are left. It does not
-// end with a context.
+// stop ends the eviction under way, and waits for it. No request may be under way.
+func (d *disk) stop() {
+	close(d.closing)
+	d.requests.Wait()
+}
+
+// evict removes files of ended sandboxes until the disk is not short, none are left, or the daemon
+// ends. It does not end with a context.
 func (s *core) evict(ctx context.Context, short string) {
 	patience := settleTotal
 	if s.settles(&patience) {
@@ -122,7 +135,8 @@ func (s *core) evict(ctx context.Context, short string) {
 	}
 }
 
-// settles reports whether the disk is not short any more. The kernel frees the files of a sandbox
+// settles reports whether nothing more is to be removed: the disk is not short any more, or the
+// daemon ends. The kernel frees the files of a sandbox
 // that was just killed or removed a moment later, when it has taken its mounts apart: settles waits
 // for that, as long as there is patience left, so that no other files are removed in vain.
 func (s *core) settles(patience *time.Duration) bool {
@@ -140,6 +154,8 @@ func (s *core) settles(patience *time.Duration) bool {
 		case <-look.C:
 		case <-over.C:
 			return false
+		case <-s.disk.closing:
+			return true
 		}
 	}
 }

@@ -1,8 +1,11 @@
 package service
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -62,4 +65,41 @@ func TestOrderOfEviction(t *testing.T) {
 	if want := []string{"memory", "deadline", "tenant's", "main", "idle", "lost", "tenant's stopped"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
+}
+
+// The end of an eviction whose client hung up is awaited, and comes with the daemon's though the
+// disk stays short.
+func TestEvictionEndsWithTheDaemon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks, proceed := 0, make(chan struct{})
+		s := &core{disk: disk{reserve: 1, closing: make(chan struct{})}}
+		s.disk.measure = func() (Disk, error) {
+			if looks++; looks == 2 { // after the one before an eviction
+				<-proceed
+			}
+			return Disk{}, nil
+		}
+		ctx, hangUp := context.WithCancel(t.Context())
+		client := make(chan error, 1)
+		go func() { client <- s.spareDisk(ctx) }()
+		synctest.Wait()
+		hangUp()
+		if err := <-client; !errors.Is(err, context.Canceled) {
+			t.Errorf("a client that hung up: %v", err)
+		}
+		stopped := false
+		go func() {
+			s.disk.stop()
+			stopped = true
+		}()
+		synctest.Wait()
+		if stopped {
+			t.Error("the eviction is not awaited")
+		}
+		close(proceed)
+		synctest.Wait() // no time passes
+		if !stopped {
+			t.Error("the eviction goes on")
+		}
+	})
 }

@@ -59,3 +59,15 @@ func TestRequestsWaitForOneEviction(t *testing.T) {
 		t.Errorf("there is room: %v", err)
 	}
 }
+
+func TestShutdownEndsEvictions(t *testing.T) {
+	r := daemontest.New(t, nil).Start()
+	s := r.D.Service()
+	r.Cancel()
+	r.Wait()
+	select {
+	case <-s.Closing():
+	default:
+		t.Error("the daemon has ended, and an eviction would go on")
+	}
+}

@@ -21,6 +21,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
+	"github.com/sandboxd/sandboxd/internal/memfd"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -514,12 +515,7 @@ func stdinFile(data []byte) (_ *os.File, err error) {
 	if err := f.Chmod(0o444); err != nil { // to be opened again as /dev/stdin
 		return nil, fmt.Errorf("make stdin: %w", err)
 	}
-	const seals = unix.F_SEAL_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
-	err = unix.EBUSY // while the kernel holds a page, which on a busy host may be longer than it waits
-	for try := 0; try < 50 && errors.Is(err, unix.EBUSY); try++ {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
-	}
-	if err != nil {
+	if err := memfd.Seal(f); err != nil {
 		return nil, fmt.Errorf("seal stdin: %w", err)
 	}
 	return f, nil

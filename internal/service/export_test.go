@@ -61,6 +61,8 @@ func (s *Service) MeasuresDisk(f func() (Disk, error)) {
 	s.core.disk.reserve, s.core.disk.measure = 1, f
 }
 
+func (s *Service) Closing() <-chan struct{} { return s.core.disk.closing }
+
 func (s *Service) SpareDisk(ctx context.Context) error { return s.core.spareDisk(ctx) }
 
 func (s *Service) StartAgain(ctx context.Context, rec *runtime.Record) error {

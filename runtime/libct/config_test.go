@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -89,7 +90,7 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 				Config   any
 			}{
 				enforced, settings(&spec.Limits, &spec.IODevice, host), planRoot(spec, host, config, nil),
-				confinement(spec, &enforced).InitArgs(), config,
+				initArgs(spec, &enforced), config,
 			}, "", "  ")
 			if err != nil {
 				t.Fatal(err)
@@ -108,6 +109,30 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 				t.Errorf("plan differs from %s (-want +got):\n%s", golden, d)
 			}
 		})
+	}
+}
+
+// Programs are offered to the kernel before init only where they have a limit of their own, because
+// they can take it back at the cost of other sandboxes.
+func TestProgramsAreOfferedWhereTheyStay(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Host, *runtime.Spec)
+		want   bool
+	}{
+		"a limit of its own": {func(*Host, *runtime.Spec) {}, true},
+		"no cgroup":          {func(h *Host, _ *runtime.Spec) { h.Cgroup = false }, false},
+		"no limit":           {func(_ *Host, s *runtime.Spec) { s.Limits.Memory = 0 }, false},
+		"no writes to /proc": {func(h *Host, s *runtime.Spec) { h.Cgroup, s.Profile.ReadOnlyRoot = false, true }, false},
+	} {
+		host, spec := testHost(), testSpec()
+		c.change(host, spec)
+		enforced, err := Enforce(spec, host)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		if got := slices.Contains(initArgs(spec, &enforced), guest.OfferArg); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
 	}
 }
 

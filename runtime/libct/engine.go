@@ -443,7 +443,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 			return nil, err
 		}
 	}
-	channel, err := e.handFilter(p.config)
+	channel, err := e.handFilter(spec.Profile.Seccomp, p.config)
 	if err != nil {
 		return nil, err
 	}
@@ -455,7 +455,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	}
 	undo = append(undo, func() { _ = container.Destroy() })
 	process := &libcontainer.Process{
-		Args:       append([]string{initPath, guest.FilterArg(fdFilter)}, confinement(spec, &p.enforced).InitArgs()...),
+		Args:       append([]string{initPath, guest.FilterArg(fdFilter)}, initArgs(spec, &p.enforced)...),
 		Env:        []string{"PATH=/", "GOMAXPROCS=1"}, // libcontainer insists on the first; the init runs no second thread of Go from the start
 		Cwd:        "/",
 		Init:       true,
@@ -525,6 +525,23 @@ func slackened(run func() error) (err error) {
 	}()
 	return run()
 }
+
+// initArgs are the arguments of the sandbox's init behind that of its filter.
+func initArgs(spec *runtime.Spec, enforced *api.Enforced) []string {
+	var args []string
+	if offers(enforced) {
+		args = append(args, guest.OfferArg)
+	}
+	return append(args, confinement(spec, enforced).InitArgs()...)
+}
+
+// offers reports whether programs are better targets of the kernel than init when memory runs out.
+// That must be so where a limit of the sandbox's own can be met. Elsewhere the host has run out. A
+// program that makes itself a worse target again would then have the kernel end those of other
+// sandboxes first. Every program can: only a process with CAP_SYS_RESOURCE on the host sets a bound
+// for that (oom_score_adj_min). Landlock may keep a program from writing to /proc, but its children
+// from before init's writing keep the old value.
+func offers(enforced *api.Enforced) bool { return enforced.Memory == "cgroup" }
 
 // confinement returns the restrictions that the sandbox's init puts on programs.
 func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement {

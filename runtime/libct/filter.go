@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	libseccomp "github.com/seccomp/libseccomp-golang"
 	"golang.org/x/sys/unix"
 
@@ -27,7 +28,7 @@ type filters struct {
 }
 
 type compiled struct {
-	filter  *configs.Seccomp
+	filter  *specs.LinuxSeccomp
 	program []byte
 }
 
@@ -35,19 +36,20 @@ type compiled struct {
 // the memory.
 const maxFilters = 16
 
-// program returns the compiled filter for the sandbox's init to load. It is nil if libcontainer has
-// to: where unknown calls are not ENOSYS anyway, libcontainer makes those so that are newer than
-// all it knows, with a program of its own.
-func (f *filters) program(filter *configs.Seccomp) ([]byte, error) {
-	if filter.DefaultAction != configs.Errno || filter.DefaultErrnoRet == nil || *filter.DefaultErrnoRet != uint(unix.ENOSYS) {
+// program returns the compiled filter for the sandbox's init to load; config is its form of
+// libcontainer. It is nil if libcontainer has to: where unknown calls are not ENOSYS anyway,
+// libcontainer makes those so that are newer than all it knows, with a program of its own.
+func (f *filters) program(filter *specs.LinuxSeccomp, config *configs.Seccomp) ([]byte, error) {
+	if config.DefaultAction != configs.Errno || config.DefaultErrnoRet == nil || *config.DefaultErrnoRet != uint(unix.ENOSYS) {
 		return nil, nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	// They are compared whole: a filter that is mistaken for another one would be a hole.
+	// They are compared whole: a filter that is mistaken for another one would be a hole. That takes no
+	// time where they have one address, as those that launcher.Server has decoded, which never change.
 	i := slices.IndexFunc(f.known, func(c compiled) bool { return reflect.DeepEqual(c.filter, filter) })
 	if i < 0 {
-		p, err := compile(filter)
+		p, err := compile(config)
 		if err != nil {
 			return nil, fmt.Errorf("compile seccomp filter: %w", err)
 		}
@@ -183,8 +185,8 @@ type channel struct{ launcher, init *os.File }
 // compiled program costs neither libseccomp's work nor the encoding of some 400 rules for each
 // child and each of its states. Until then only libcontainer and the init run, before it has had
 // any request.
-func (e *Engine) handFilter(config *configs.Config) (*channel, error) {
-	program, err := e.filters.program(config.Seccomp)
+func (e *Engine) handFilter(filter *specs.LinuxSeccomp, config *configs.Config) (*channel, error) {
+	program, err := e.filters.program(filter, config.Seccomp)
 	if err != nil {
 		return nil, err
 	}

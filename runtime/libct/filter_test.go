@@ -77,7 +77,7 @@ func filtered() {
 // held loads the default profile's filter as libcontainer does, and waits for the end of its
 // standard input.
 func held() {
-	config, err := defaultFilter()
+	_, config, err := defaultFilter()
 	if err == nil {
 		goruntime.LockOSThread()
 		if err = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err == nil {
@@ -89,22 +89,22 @@ func held() {
 	_, _ = unix.Read(0, end[:]) // on this thread
 }
 
-func defaultFilter() (*configs.Seccomp, error) {
+func defaultFilter() (*specs.LinuxSeccomp, *configs.Seccomp, error) {
 	filter, err := seccomp.Plan(seccomp.Default(), goruntime.GOARCH, seccomp.Abilities{Actions: []string{"allow", "errno", "kill_process", "kill_thread"}})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	config, err := specconv.SetupSeccomp(filter)
 	if err == nil {
 		config.Flags = nil
 	}
-	return config, err
+	return filter, config, err
 }
 
 // A sandbox's init loads the instructions that libcontainer would have loaded, except its prologue:
 // that answers ENOSYS for calls newer than all it knows, as our filters do anyway.
 func TestCompiledFilterIsWhatLibcontainerLoads(t *testing.T) {
-	config, err := defaultFilter()
+	_, config, err := defaultFilter()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,10 +157,16 @@ func TestFiltersAreCompiledOnceAndNeverMistaken(t *testing.T) {
 	ask := func(name string) []byte {
 		t.Helper()
 		enosys := uint(unix.ENOSYS)
-		p, err := f.program(&configs.Seccomp{
-			DefaultAction: configs.Errno, DefaultErrnoRet: &enosys, Architectures: []string{goruntime.GOARCH},
-			Syscalls: []*configs.Syscall{{Name: name, Action: configs.Allow}},
-		})
+		filter := &specs.LinuxSeccomp{
+			DefaultAction: specs.ActErrno, DefaultErrnoRet: &enosys, Architectures: []specs.Arch{specs.ArchX86_64, specs.ArchAARCH64},
+			Syscalls: []specs.LinuxSyscall{{Names: []string{name}, Action: specs.ActAllow}},
+		}
+		config, err := specconv.SetupSeccomp(filter)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config.Flags = nil
+		p, err := f.program(filter, config)
 		if err != nil || len(p) == 0 {
 			t.Fatal(p, err)
 		}
@@ -182,7 +188,7 @@ func TestFiltersAreCompiledOnceAndNeverMistaken(t *testing.T) {
 		}
 	}
 	// A filter to which libcontainer adds instructions of its own is loaded by libcontainer.
-	if p, err := f.program(&configs.Seccomp{DefaultAction: configs.Errno, Architectures: []string{goruntime.GOARCH}}); p != nil || err != nil {
+	if p, err := f.program(nil, &configs.Seccomp{DefaultAction: configs.Errno, Architectures: []string{goruntime.GOARCH}}); p != nil || err != nil {
 		t.Errorf("%d bytes, %v for a filter that answers EPERM", len(p), err)
 	}
 }
@@ -201,13 +207,13 @@ func TestCreationWaitsForTheInitsWord(t *testing.T) {
 		"it ends":              {func(int) error { return nil }, false},
 		"it reads and it ends": {func(fd int) error { _, err := unix.Read(fd, make([]byte, 1<<16)); return err }, false},
 	} {
-		config, err := defaultFilter()
+		filter, config, err := defaultFilter()
 		if err != nil {
 			t.Fatal(err)
 		}
 		e := new(Engine)
 		container := &configs.Config{Seccomp: config}
-		ch, err := e.handFilter(container)
+		ch, err := e.handFilter(filter, container)
 		if err != nil || ch == nil || container.Seccomp != nil {
 			t.Fatal(ch, err)
 		}

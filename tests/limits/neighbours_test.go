@@ -71,35 +71,45 @@ func TestNeighboursOfEmptyPools(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := harness.Start(t, options(t))
-			got := d.CLI(t, append([]string{"doctor", "--attack", "--neighbours", "--json"}, emptied...)...)
-			var report struct {
-				Resources []struct {
-					Name     string
-					Profiles map[string]struct {
-						attack.Taken
-
-						Layer, Want, Verdict string
-						Lost, Kept, After    map[string]map[string]string
-					}
-				}
-			}
-			if err := json.Unmarshal([]byte(got.Stdout), &report); err != nil {
-				t.Fatalf("%v: %+v", err, got)
-			}
-			for _, r := range report.Resources {
-				for profile, by := range r.Profiles {
-					what := fmt.Sprintf("%s in %s: %s: %d taken, stopped by %q %s, want %q; lost %v, then %v, afterwards %v",
-						r.Name, profile, by.Verdict, by.Taken.Taken, by.Layer, by.Stopped, by.Want, by.Lost, by.Kept, by.After)
-					t.Log(what)
-					switch {
-					case by.Verdict == "LOST" || len(by.After) > 0:
-						t.Error(what)
-					case by.Verdict == "open" && slices.Contains(noticed, r.Name) && len(by.Lost) == 0:
-						t.Errorf("the pool is empty, and no neighbour noticed: %s", what)
-					}
-				}
+			// One at a time: a run of all of them takes longer than a call may.
+			for _, resource := range emptied {
+				t.Run(resource, func(t *testing.T) { emptyPool(t, d, resource) })
 			}
 		})
+	}
+}
+
+// emptyPool has sandboxes of each profile take all of a resource, and judges the report of it.
+func emptyPool(t *testing.T, d *harness.Daemon, resource string) {
+	t.Helper()
+	got := d.CLI(t, "doctor", "--attack", "--neighbours", "--json", resource)
+	var report struct {
+		Resources []struct {
+			Name     string
+			Profiles map[string]struct {
+				attack.Taken
+
+				Layer, Want, Verdict string
+				Lost, Kept, After    map[string]map[string]string
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(got.Stdout), &report); err != nil {
+		t.Fatalf("%v: %+v", err, got)
+	}
+	if len(report.Resources) != 1 || report.Resources[0].Name != resource || len(report.Resources[0].Profiles) == 0 {
+		t.Fatalf("the report is not about it: %s", got.Stdout)
+	}
+	for profile, by := range report.Resources[0].Profiles {
+		what := fmt.Sprintf("%s in %s: %s: %d taken, stopped by %q %s, want %q; lost %v, then %v, afterwards %v",
+			resource, profile, by.Verdict, by.Taken.Taken, by.Layer, by.Stopped, by.Want, by.Lost, by.Kept, by.After)
+		t.Log(what)
+		switch {
+		case by.Verdict == "LOST" || len(by.After) > 0:
+			t.Error(what)
+		case by.Verdict == "open" && slices.Contains(noticed, resource) && len(by.Lost) == 0:
+			t.Errorf("the pool is empty, and no neighbour noticed: %s", what)
+		}
 	}
 }
 

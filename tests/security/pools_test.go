@@ -218,3 +218,34 @@ func TestCrashStartsNothing(t *testing.T) {
 		t.Errorf("%d programs were started for crashes in sandboxes", n-3)
 	}
 }
+
+// When the host's memory runs out, no program is a worse target of the kernel than one of another
+// sandbox of the profile that did nothing for it. A limit of its own holds a sandbox instead.
+func TestNoProgramIsSparedAtANeighboursCost(t *testing.T) {
+	testenv.RequireUserNS(t)
+	d := harness.Start(t, harness.Options{})
+	score := func(s *harness.Sandbox, script string) int {
+		t.Helper()
+		said := s.Sh(t, script+"; read -r score </proc/self/oom_score_adj; echo $score")
+		n, err := strconv.Atoi(strings.TrimSpace(said))
+		if err != nil {
+			t.Fatalf("%s: %q", script, said)
+		}
+		return n
+	}
+	for _, profile := range profiles(t, d) {
+		s, neighbour := d.Create(t, api.CreateSandbox{Profile: profile}), d.Create(t, api.CreateSandbox{Profile: profile})
+		if s.Enforced.Memory == "cgroup" {
+			t.Logf("%s: a limit of its own", profile)
+			continue
+		}
+		others := score(neighbour, ":")
+		if own := score(s, "{ echo 0 >/proc/self/oom_score_adj; } 2>/dev/null"); own < others {
+			t.Errorf("%s: a program has %d, and its neighbour %d", profile, own, others)
+		}
+		// The control: it is the program's own file, and not read-only.
+		if own := score(s, "{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null"); profile == "default" && own != 1000 {
+			t.Errorf("%s: a program that asks for 1000 has %d", profile, own)
+		}
+	}
+}

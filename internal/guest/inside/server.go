@@ -43,6 +43,7 @@ type server struct {
 	poller   *poller     // waits where the runtime's cannot
 	reserve  int         // spare descriptor for turnAway; -1: lost for now
 	forker   *forker     // starts everything, and confines it
+	offers   bool        // see offer
 
 	conns   chan struct{} // semaphore of connections; those beyond it are refused
 	dirs    atomic.Int32  // directories open in lists, removals, watches and archives
@@ -76,7 +77,7 @@ const requestTimeout = 10 * time.Second
 //
 // The order matters: nothing of the sandbox runs before the first request, and everything that
 // could leak into a process, or let one reach init, is closed before that.
-func Run(fd, filter int, confine *guest.Confinement) error {
+func Run(fd, filter int, offer bool, confine *guest.Confinement) error {
 	// A program may start a second init on a descriptor of its own. That is harmless (it has its
 	// starter's rights), but it must not be mistaken for process 1.
 	if err := checkListener(fd); err != nil {
@@ -104,7 +105,7 @@ func Run(fd, filter int, confine *guest.Confinement) error {
 	if err != nil {
 		return fmt.Errorf("take a uid of its own: %w", err)
 	}
-	return serve(fd, filter, confine, own)
+	return serve(fd, filter, offer, confine, own)
 }
 
 func checkListener(fd int) error {
@@ -176,10 +177,10 @@ func holdThreads(n int) {
 // Serve is the part of Run that a test binary can do to itself. Only tests call it: the steps
 // before it in Run protect init from the sandbox.
 func Serve(fd, filter int, confine *guest.Confinement) error {
-	return serve(fd, filter, confine, 0)
+	return serve(fd, filter, false, confine, 0)
 }
 
-func serve(fd, filter int, confine *guest.Confinement, own uint32) error {
+func serve(fd, filter int, offer bool, confine *guest.Confinement, own uint32) error {
 	if err := startPoller(); err != nil {
 		return fmt.Errorf("wait for events: %w", err)
 	}
@@ -203,6 +204,7 @@ func serve(fd, filter int, confine *guest.Confinement, own uint32) error {
 		procs:   make(map[int]*process),
 		maxDirs: maxDirs(),
 		own:     own,
+		offers:  offer,
 	}
 	s.forked = sync.NewCond(&s.mu)
 	var err error

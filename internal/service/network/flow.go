@@ -17,8 +17,11 @@ var flowKinds = map[gateway.Kind]api.FlowKind{
 func flow(e *gateway.Event) api.Flow {
 	f := api.Flow{
 		Time: e.Time.UTC(), Kind: flowKinds[e.Kind], Protocol: e.Protocol, Name: e.Name, Port: e.Port, Method: e.Method, Path: e.Path,
-		Status: e.Status, Allow: e.Allow, Rule: e.Rule, Reason: e.Reason, Out: e.Out, In: e.In,
+		Status: e.Status, Allow: e.Allow, Rule: e.Rule, Secret: e.Secret, Reason: e.Reason, Out: e.Out, In: e.In,
 		DurationMS: float64(e.Duration) / float64(time.Millisecond), Lost: e.Lost,
+	}
+	if f.Protocol == "https" || f.Protocol == "h2" { // of requests, it matters that they were read
+		f.Protocol = "http"
 	}
 	if e.Addr.IsValid() {
 		f.Address = e.Addr.String()
