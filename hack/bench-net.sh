@@ -32,6 +32,8 @@ if [ $# -eq 0 ]; then
 fi
 
 work=$1
+# As systemd has it for services, where root may raise it: the gateway serves as many networks as this has room for.
+ulimit -n 524288 2>/dev/null || true
 user=${BENCH_USER:-sandboxd-test}
 id -u "$user" >/dev/null 2>&1 || useradd --create-home --shell /bin/sh "$user"
 mount --rbind /proc "$work/proc" # the processor time of kernel threads is there
