@@ -198,23 +198,23 @@ The sides take turns. Processor time is that of both ends, of the process that r
 }
 
 func (m *measurements) times(w io.Writer) {
-	fmt.Fprint(w, "\n| what | count | p50 | p99 |\n|---|---:|---:|---:|\n")
-	row := func(title, what, side, unit string, scale float64) {
+	fmt.Fprint(w, "\n| what | count | p50 ms | p99 ms |\n|---|---:|---:|---:|\n")
+	row := func(title, what, side string) { // microseconds, shown as milliseconds
 		if v := m.of(what, side, -1); len(v) > 0 {
-			fmt.Fprintf(w, "| %s | %d | %.2f %s | %.2f %s |\n", title, len(v), quantile(v, 50)*scale, unit, quantile(v, 99)*scale, unit)
+			fmt.Fprintf(w, "| %s | %d | %.2f | %.2f |\n", title, len(v), quantile(v, 50)/1000, quantile(v, 99)/1000)
 		}
 	}
 	for _, s := range sides {
-		row("connect, HTTP request, response, close: "+s.title, "request", s.name, "ms", 1e-3)
+		row("connect, HTTP request, response, close: "+s.title, "request", s.name)
 	}
-	row("the same in TLS, first request of a connection, relayed unread", "tls-first", "unread", "ms", 1e-3)
-	row("– inspected", "tls-first", "inspected", "ms", 1e-3)
-	row("a further request of it, relayed unread", "tls-further", "unread", "ms", 1e-3)
-	row("– inspected", "tls-further", "inspected", "ms", 1e-3)
-	row("creation of a sandbox, `--network none`", "create", "none", "ms", 1e-3)
-	row("creation of a sandbox, `--network egress:POLICY`", "create", "egress", "ms", 1e-3)
-	row("the same with no pause after a deletion, none", "create-again", "none", "ms", 1e-3)
-	row("the same with no pause after a deletion, egress", "create-again", "egress", "ms", 1e-3)
+	row("the same in TLS, first request of a connection, relayed unread", "tls-first", "unread")
+	row("– inspected", "tls-first", "inspected")
+	row("a further request of it, relayed unread", "tls-further", "unread")
+	row("– inspected", "tls-further", "inspected")
+	row("creation of a sandbox, `--network none`", "create", "none")
+	row("creation of a sandbox, `--network egress:POLICY`", "create", "egress")
+	row("the same with no pause after a deletion, none", "create-again", "none")
+	row("the same with no pause after a deletion, egress", "create-again", "egress")
 }
 
 // judge compares with the goals.
