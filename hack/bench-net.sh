@@ -60,6 +60,7 @@ ip link set eth0 netns "$work/veth"
 ip address add 93.184.215.1/24 dev uplink
 ip address add 10.64.0.1/24 dev plain
 within upstream ip address add 93.184.215.14/24 dev eth0
+within upstream ip address add 93.184.215.2/24 dev eth0
 within veth ip address add 10.64.0.2/24 dev eth0
 for ns in upstream veth; do
 	within $ns ip link set lo up
@@ -67,7 +68,7 @@ for ns in upstream veth; do
 done
 ip link set uplink up
 ip link set plain up
-ip route add default via 93.184.215.14
+ip route add default via 93.184.215.2 # pasta has a use of its own for the address of the default route
 within upstream ip route add default via 93.184.215.1
 within veth ip route add default via 10.64.0.1
 echo 1 >/proc/sys/net/ipv4/ip_forward

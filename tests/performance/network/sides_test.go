@@ -3,6 +3,7 @@ package network
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -64,7 +65,7 @@ func sides(b *testing.B, dir string) []*side {
 // answers waits until the network of a peer is set up.
 func (s *side) answers() error {
 	var err error
-	for range 50 {
+	for range 20 {
 		if _, err = s.run("requests", "-n", "1"); err == nil {
 			return nil
 		}
@@ -86,10 +87,15 @@ func veth(b *testing.B, dir string) *side {
 	return &side{name: "veth", run: within(filepath.Join(dir, "veth"), filepath.Join(dir, "load"))}
 }
 
+// stuck ends a run of the load program in a network that loses packets.
+const stuck = 30 * time.Second
+
 // within returns a function that runs a program in a network namespace.
 func within(ns, program string) func(args ...string) ([]byte, error) {
 	return func(args ...string) ([]byte, error) {
-		cmd := exec.Command("nsenter", append([]string{"--net=" + ns, program}, args...)...)
+		ctx, cancel := context.WithTimeout(context.Background(), stuck)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + ns, program}, args...)...)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
 		out, err := cmd.Output()
