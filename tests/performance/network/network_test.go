@@ -93,7 +93,13 @@ func BenchmarkBulk(b *testing.B) {
 	} {
 		turns(all, *rounds, func(round int, s *side) {
 			before := s.spent(b, dir)
-			out := s.load(b, append([]string{"bulk", "-port", "5001", "-for", period.String()}, t.args...)...)
+			out, err := s.run(append([]string{"bulk", "-port", "5001", "-for", period.String()}, t.args...)...)
+			if err != nil && s.name != "sandboxd" { // a peer's own fault
+				fmt.Printf("peer %s failed at %s: %v\n", s.name, t.what, err)
+				return
+			} else if err != nil {
+				b.Fatal(err)
+			}
 			spent := s.spent(b, dir) - before
 			var r struct {
 				Bytes        int64

@@ -75,9 +75,13 @@ const bufferSize = 256 << 10
 
 // The first byte of a bulk connection. A letter would begin a head of HTTP, for which a gateway waits.
 const (
-	up   = 1 // the client sends, and is told the number of bytes at its end
+	up   = 1 // the client sends buffers, and is told the number of bytes after the last
 	down = 2
 )
+
+// The first byte of the last buffer of a client. The connection does not end there: pasta of Debian
+// 12 resets some that are half closed.
+const end = 3
 
 // serve answers bulk connections on port 5001, one request per connection on port 80, and requests
 // in TLS on port 443, whose certificate it writes to a file.
@@ -122,11 +126,15 @@ func serveBulk(c *net.TCPConn) error {
 			}
 		}
 	}
-	sum, err := count(c, buf)
-	if err != nil {
-		return err
+	for sum := int64(0); ; {
+		n, err := io.ReadFull(c, buf)
+		if sum += int64(n); err != nil {
+			return err
+		}
+		if buf[0] == end {
+			return binary.Write(c, binary.BigEndian, sum)
+		}
 	}
-	return binary.Write(c, binary.BigEndian, sum)
 }
 
 // count reads to the end.
@@ -240,7 +248,7 @@ func bulk(name, port string, receive bool, flows int, period time.Duration) erro
 }
 
 // flow is one connection. It returns the bytes that have arrived.
-func flow(at string, receive bool, end time.Time) (int64, error) {
+func flow(at string, receive bool, until time.Time) (int64, error) {
 	c, err := dial(at)
 	if err != nil {
 		return 0, err
@@ -251,7 +259,7 @@ func flow(at string, receive bool, end time.Time) (int64, error) {
 		if _, err := c.Write([]byte{down}); err != nil {
 			return 0, err
 		}
-		if err := c.SetReadDeadline(end); err != nil {
+		if err := c.SetReadDeadline(until); err != nil {
 			return 0, err
 		}
 		sum, err := count(c, buf)
@@ -263,13 +271,13 @@ func flow(at string, receive bool, end time.Time) (int64, error) {
 	if _, err := c.Write([]byte{up}); err != nil {
 		return 0, err
 	}
-	for time.Now().Before(end) {
+	for buf[0] != end {
+		if !time.Now().Before(until) {
+			buf[0] = end
+		}
 		if _, err := c.Write(buf); err != nil {
 			return 0, err
 		}
-	}
-	if err := c.CloseWrite(); err != nil {
-		return 0, err
 	}
 	var sum int64
 	return sum, binary.Read(c, binary.BigEndian, &sum)
