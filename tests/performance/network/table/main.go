@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	goruntime "runtime"
 	"slices"
@@ -79,12 +80,12 @@ type sample struct {
 type measurements struct {
 	samples   []sample
 	make      map[string][]float64 // metrics of netns.BenchmarkMake
-	absent    []string             // peers that do not run here
+	absent    map[string]int       // what peers cannot do here, and how often
 	processor string
 }
 
 func read(r io.Reader) (*measurements, error) {
-	m := &measurements{make: make(map[string][]float64), processor: "unknown"}
+	m := &measurements{make: make(map[string][]float64), absent: make(map[string]int), processor: "unknown"}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -93,9 +94,10 @@ func read(r io.Reader) (*measurements, error) {
 			m.processor = name
 		}
 		if said, ok := strings.CutPrefix(line, "peer "); ok {
-			if !slices.Contains(m.absent, said) {
-				m.absent = append(m.absent, said)
+			if what, _, failed := strings.Cut(said, ": load: "); failed { // with a port
+				said = what
 			}
+			m.absent[said]++
 			continue
 		}
 		if strings.HasPrefix(line, "BenchmarkMake/full/1") {
@@ -187,7 +189,11 @@ The sides take turns. Processor time is that of both ends, of the process that r
 		fmt.Fprintf(w, "| %s", s.title)
 		for i := range 2 {
 			for _, what := range bulks {
-				fmt.Fprintf(w, " | %.2f", median(m.of(what, s.name, i)))
+				if v := m.of(what, s.name, i); len(v) > 0 {
+					fmt.Fprintf(w, " | %.2f", median(v))
+				} else {
+					fmt.Fprint(w, " | –")
+				}
 			}
 		}
 		fmt.Fprintln(w, " |")
@@ -279,7 +285,7 @@ func (m *measurements) judge(w io.Writer) {
 			fmt.Fprintf(w, "\n- %s: stopped at %.0f: %s\n", s.What, s.Values[0], s.Note)
 		}
 	}
-	for _, said := range m.absent {
-		fmt.Fprintf(w, "\n- Peer %s\n", said)
+	for _, said := range slices.Sorted(maps.Keys(m.absent)) {
+		fmt.Fprintf(w, "\n- Peer %s (%d times)\n", said, m.absent[said])
 	}
 }
