@@ -244,8 +244,8 @@ func (b *broker) startGateway(_ context.Context, _ json.RawMessage, files []*os.
 }
 
 // slackened starts a process with late timers, which it inherits from the thread: the thread with
-// which Go's runtime watches itself wakes up every 20 µs while a program is busy, ten times for each
-// connection that the gateway passes on. Its own timers are of seconds.
+// which Go's runtime watches itself wakes up every 20 µs while a program is busy, ten times for
+// each connection that the gateway passes on. Its own timers are of seconds.
 func slackened(start func() error) error {
 	const slack = 2 * time.Millisecond
 	goruntime.LockOSThread()

@@ -73,7 +73,8 @@ func run(args []string) error {
 
 const bufferSize = 256 << 10
 
-// The first byte of a bulk connection. A letter would begin a head of HTTP, for which a gateway waits.
+// The first byte of a bulk connection. A letter would begin a head of HTTP, for which a gateway
+// waits.
 const (
 	up   = 1 // the client sends buffers, and is told the number of bytes after the last
 	down = 2
