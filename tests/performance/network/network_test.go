@@ -174,8 +174,8 @@ func turns(all []*side, rounds int, f func(round int, s *side)) {
 	}
 }
 
-// settle is the pause after a deletion. The launcher makes the next namespace ahead meanwhile, as in
-// all use but a creation right after another.
+// settle is the pause after a deletion. The launcher makes the next namespace ahead meanwhile, as
+// in all use but a creation right after another.
 const settle = 20 * time.Millisecond
 
 // BenchmarkCreate measures the creation of a sandbox with and without a network.

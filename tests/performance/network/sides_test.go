@@ -209,8 +209,8 @@ func gateway(b *testing.B) (found int) {
 }
 
 // spent returns the processor time of the server, of what relays, and of the kernel's threads for
-// interrupts. Softirqs in other contexts count for the process that they interrupt, unless the kernel
-// has CONFIG_IRQ_TIME_ACCOUNTING.
+// interrupts. Softirqs in other contexts count for the process that they interrupt, unless the
+// kernel has CONFIG_IRQ_TIME_ACCOUNTING.
 func (s *side) spent(b *testing.B, dir string) time.Duration {
 	b.Helper()
 	server, err := strconv.Atoi(os.Getenv("SANDBOXD_BENCH_SERVER"))
