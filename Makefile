@@ -30,6 +30,8 @@ TEST_DEPS  := docker-registry runc busybox-static git sudo skopeo umoci podman p
 SANDBOX_BENCH_DEPS := bubblewrap crun
 # What only the benchmark of images needs: a maker of root file systems.
 IMAGE_BENCH_DEPS := mmdebstrap e2fsprogs
+# What only the benchmark of networks needs: peers, and ip(8).
+NET_BENCH_DEPS := slirp4netns passt iproute2
 
 GOLANGCI = $(GO) tool -modfile=tools/go.mod golangci-lint
 
@@ -168,7 +170,7 @@ fuzz-short: ## The same for 20 seconds each
 	@hack/fuzz.sh 20s '$(TAGS)'
 
 .PHONY: bench
-bench: bench-sandbox bench-image ## All figures of docs/performance.md, on this machine, as you are
+bench: bench-sandbox bench-image ## All figures of docs/performance.md but those of networks, on this machine, as you are
 
 .PHONY: bench-sandbox
 bench-sandbox: deps build ## The figures of sandboxes there, against runc, crun, bubblewrap and podman: ITERATIONS=300 COUNT=3 RUN=regexp
@@ -179,3 +181,8 @@ bench-sandbox: deps build ## The figures of sandboxes there, against runc, crun,
 bench-image: deps build ## The figures of pulls there, against skopeo with umoci, and podman: ROUNDS=7 RUNS=100 RUN=regexp
 	@hack/deps.sh $(IMAGE_BENCH_DEPS)
 	@hack/bench-image.sh
+
+.PHONY: bench-net
+bench-net: deps build ## The figures of networks there, against slirp4netns, pasta and a veth; root only: ROUNDS=5 REQUESTS=200 RUN=regexp
+	@hack/deps.sh $(NET_BENCH_DEPS) || echo 'without the peers that are missing'
+	@hack/bench-net.sh
