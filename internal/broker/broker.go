@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	goruntime "runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -229,7 +228,7 @@ func (b *broker) startGateway(_ context.Context, _ json.RawMessage, files []*os.
 	cmd.Env = []string{}                          // ours may have secrets
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // as for an agent process; also it gets no terminal
-	if err := slackened(cmd.Start); err != nil {
+	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the gateway: %w", err)
 	}
 	ended := make(chan struct{})
@@ -241,20 +240,6 @@ func (b *broker) startGateway(_ context.Context, _ json.RawMessage, files []*os.
 		}
 	}()
 	return none{}, nil
-}
-
-// slackened starts a process with late timers, which it inherits from the thread: the thread with
-// which Go's runtime watches itself wakes up every 20 µs while a program is busy, ten times for
-// each connection that the gateway passes on. Its own timers are of seconds.
-func slackened(start func() error) error {
-	const slack = 2 * time.Millisecond
-	goruntime.LockOSThread()
-	defer goruntime.UnlockOSThread()
-	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack), 0, 0, 0); err != nil {
-		return fmt.Errorf("set timer slack: %w", err)
-	}
-	err := start()
-	return errors.Join(err, unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0)) // the thread's default
 }
 
 // endGateway is killGateway for the end of the broker.
