@@ -211,6 +211,10 @@ func Serve(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
+	program, err := programMappings() // before the confinement, too
+	if err != nil {
+		return err
+	}
 	guesthost.OpenPressure() // before the confinement, which refuses it
 	confined := new(confine.Held)
 	defer func() { err = errors.Join(err, confined.Close()) }()
@@ -256,6 +260,9 @@ func Serve(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	owned = true
+	if err := releaseStart(program); err != nil {
+		log.Warn("the daemon stays larger than it needs to be", "error", err)
+	}
 	debug.FreeOSMemory() // start-up leaves garbage, profiles and certificates; an idle daemon would hold it for minutes
 	return d.Serve(ctx)
 }

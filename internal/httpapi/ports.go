@@ -118,7 +118,12 @@ func (s *Server) postConnect(w http.ResponseWriter, r *http.Request) error {
 	defer stop()
 	var both sync.WaitGroup
 	both.Go(func() {
-		_, err := io.Copy(inside, buffered) // what was read with the head comes first
+		// What was read with the head comes first. The end is read from the connection itself: the server's
+		// reader takes it for that of the request, and cancels that.
+		_, err := io.CopyN(inside, buffered, int64(buffered.Reader.Buffered()))
+		if err == nil {
+			_, err = io.Copy(inside, outside)
+		}
 		if err != nil || inside.CloseWrite() != nil {
 			_ = outside.Close()
 		}

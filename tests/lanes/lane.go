@@ -346,7 +346,7 @@ func (k kind) compile(ctx context.Context, o options, packages []*testPackage) e
 
 // withoutCgo are the packages whose tests make a system call on all threads, which only a program
 // without cgo can, as the product's daemon is one. Nor can they look for races then.
-var withoutCgo = []string{"internal/confine"}
+var withoutCgo = []string{"internal/confine", "internal/egress"}
 
 // chainOf says which chain the package in a directory belongs to. The longest packages have their
 // own.

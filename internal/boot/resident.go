@@ -1,0 +1,48 @@
+package boot
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapping is a part of this program's file in memory.
+type mapping struct{ from, to uintptr }
+
+// programMappings returns the parts of the program's file that are mapped and cannot be written.
+func programMappings() ([]mapping, error) {
+	program, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return nil, fmt.Errorf("find the program's mappings: %w", err)
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return nil, fmt.Errorf("find the program's mappings: %w", err)
+	}
+	var found []mapping
+	for line := range strings.Lines(string(maps)) {
+		var m mapping
+		var rights string
+		if _, err := fmt.Sscanf(line, "%x-%x %s", &m.from, &m.to, &rights); err != nil {
+			return nil, fmt.Errorf("read the program's mappings: %w", err)
+		}
+		if len(rights) == 4 && rights[1] == '-' && strings.HasSuffix(strings.TrimSpace(line), " "+program) {
+			found = append(found, m)
+		}
+	}
+	return found, nil
+}
+
+// releaseStart gives back the pages of the program that its start has read, most of which an idle
+// daemon does not need again. They are the file's, which the kernel still has: a page that is needed
+// is mapped anew.
+func releaseStart(program []mapping) error {
+	for _, m := range program {
+		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, m.from, m.to-m.from, unix.MADV_DONTNEED); errno != 0 {
+			return fmt.Errorf("release the pages of the start: %w", errno)
+		}
+	}
+	return nil
+}
