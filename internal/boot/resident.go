@@ -36,8 +36,8 @@ func programMappings() ([]mapping, error) {
 }
 
 // releaseStart gives back the pages of the program that its start has read, most of which an idle
-// daemon does not need again. They are the file's, which the kernel still has: a page that is needed
-// is mapped anew.
+// daemon does not need again. They are the file's, which the kernel still has: a page that is
+// needed is mapped anew.
 func releaseStart(program []mapping) error {
 	for _, m := range program {
 		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, m.from, m.to-m.from, unix.MADV_DONTNEED); errno != 0 {
