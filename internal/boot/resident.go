@@ -1,6 +1,7 @@
 package boot
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -35,14 +36,25 @@ func programMappings() ([]mapping, error) {
 	return found, nil
 }
 
-// releaseStart gives back the pages of the program that its start has read, most of which an idle
-// daemon does not need again. They are the file's, which the kernel still has: a page that is
-// needed is mapped anew.
+// releaseStart gives back the pages of the program that its start has read. An idle daemon does not
+// need most of them again. They are the file's, which the kernel still has, so that a page that is
+// needed is mapped anew. It is mapped alone: where the file is in huge pages, each would bring 2 MiB.
 func releaseStart(program []mapping) error {
 	for _, m := range program {
-		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, m.from, m.to-m.from, unix.MADV_DONTNEED); errno != 0 {
-			return fmt.Errorf("release the pages of the start: %w", errno)
+		// Kernels without huge pages do not know the advice.
+		if err := advise(m, unix.MADV_NOHUGEPAGE); err != nil && !errors.Is(err, unix.EINVAL) {
+			return err
 		}
+		if err := advise(m, unix.MADV_DONTNEED); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func advise(m mapping, advice uintptr) error {
+	if _, _, errno := unix.Syscall(unix.SYS_MADVISE, m.from, m.to-m.from, advice); errno != 0 {
+		return fmt.Errorf("release the pages of the start: %w", errno)
 	}
 	return nil
 }
