@@ -5,7 +5,9 @@ package testtree
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -156,10 +158,20 @@ func CopyHelpers(built, to string) error {
 	return nil
 }
 
-func copyProgram(from, to string) error {
-	data, err := os.ReadFile(from)
+func copyProgram(from, to string) (err error) {
+	in, err := os.Open(from)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(to, data, 0o755)
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o755)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	// In pieces, as installers do it. What is written at once the page cache may hold in huge pages,
+	// and since Linux 6.18 a fault maps a whole one: a program's resident set would be its file's
+	// size.
+	_, err = io.CopyBuffer(struct{ io.Writer }{out}, struct{ io.Reader }{in}, make([]byte, 64<<10))
+	return err
 }
