@@ -152,7 +152,7 @@ func (s *core) startAgain(ctx context.Context, rec *runtime.Record) error {
 		return err // it was stopped or deleted concurrently
 	}
 	defer lease.End()
-	if err := s.reconnect(ctx, lease); err != nil {
+	if err := s.networks.Connect(ctx, lease, nil); err != nil {
 		return errors.Join(err, lease.Kill(ctx, "it could not be given its network: "+err.Error()))
 	}
 	err = s.startMain(ctx, rec)

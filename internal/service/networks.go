@@ -27,27 +27,7 @@ func (s *core) connect(ctx context.Context, rec *runtime.Record, ports *network.
 		return errors.Join(err, ports.Close())
 	}
 	defer lease.End()
-	if err := s.networks.Connect(ctx, lease); err != nil {
-		return errors.Join(err, ports.Close())
-	}
-	s.networks.Forward(ctx, lease, ports)
-	return nil
-}
-
-// reconnect is connect for a sandbox that existed before.
-func (s *core) reconnect(ctx context.Context, lease *runtime.Lease) error {
-	if !network.Has(lease.Record.Network) || s.networks.Connected(lease.Record.ID) {
-		return nil
-	}
-	ports, err := network.Publish(ctx, lease.Record.Ports)
-	if err != nil {
-		return err
-	}
-	if err := s.networks.Connect(ctx, lease); err != nil {
-		return errors.Join(err, ports.Close())
-	}
-	s.networks.Forward(ctx, lease, ports)
-	return nil
+	return s.networks.Connect(ctx, lease, ports)
 }
 
 // adoptNetworks connects the sandboxes that run when the daemon starts. Their connections wait
@@ -70,7 +50,7 @@ func (s *core) adoptNetworks() {
 				return // it has ended
 			}
 			defer lease.End()
-			if err := s.reconnect(s.execs.ctx, lease); err != nil && s.execs.ctx.Err() == nil {
+			if err := s.networks.Connect(s.execs.ctx, lease, nil); err != nil && s.execs.ctx.Err() == nil {
 				s.log.Warn("a running sandbox has no network until it is started again", "id", rec.ID, "error", err)
 			}
 		})

@@ -1,10 +1,10 @@
 // Package network gives running sandboxes a network: it checks what a request asks for, passes the
 // sockets of each sandbox's namespace to the gateway, and keeps the gateway's record of flows.
 //
-//	request ── Check ──▶ the document that the record of the sandbox has
-//	create, start, adoption ── Connect ──▶ engine: sockets ──▶ gateway: sockets and document
-//	gateway ── event ──▶ Record ──▶ flows/ID.jsonl, followers, totals
-//	end of the sandbox ──▶ Disconnect
+//	request ── Check ──▶ the network that the record of the sandbox has
+//	create, start, adoption ── Connect ──▶ engine: sockets ──▶ gateway: sockets and document; published ports
+//	gateway ── event ──▶ flows/ID.jsonl, followers, totals
+//	end of the sandbox ──▶ the gateway forgets it, its ports are unbound
 //
 // The gateway is a process of its own, which is started with the first sandbox that has a network.
 // Until it serves a sandbox, connections of that wait in the kernel.
@@ -29,9 +29,6 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// maxPolicy bounds a policy document, in bytes: it stands in the record of its sandbox.
-const maxPolicy = 64 << 10
-
 // Options are the surroundings of all networks.
 type Options struct {
 	// Dir holds the flows; it is made when it is missing.
@@ -40,8 +37,8 @@ type Options struct {
 	Engine runtime.Networker
 	// Start starts the gateway, which reports events to record. Nil: there is none.
 	Start func(ctx context.Context, record func(gateway.Event)) (*egress.Gateway, error)
-	// Ceiling is what policies may allow at most; nil means no bound for the daemon's own tenant, and
-	// all that is public for others.
+	// Ceiling bounds all policies. Nil means no bound for the daemon's own tenant; others may allow
+	// everything public.
 	Ceiling *policy.Policy
 	// Secrets are those of the operator, by name.
 	Secrets map[string]secrets.Secret
@@ -54,8 +51,8 @@ type Networks struct {
 
 	starting sync.Mutex // serializes starts of the gateway
 
-	closing    chan struct{}  // closed when Close begins
-	forwarding sync.WaitGroup // acceptors of published ports
+	closing chan struct{}  // closed when Close begins
+	work    sync.WaitGroup // acceptors of published ports, and ends of lives
 
 	mu      sync.Mutex
 	closed  bool
@@ -66,8 +63,9 @@ type Networks struct {
 
 // life is the time in which the gateway serves a sandbox.
 type life struct {
-	changing sync.Mutex // serializes what the gateway is told of it
-	over     bool       // needs Networks.mu
+	changing  sync.Mutex     // serializes what the gateway is told of it
+	accepting sync.WaitGroup // acceptors of its published ports
+	over      bool           // needs Networks.mu
 }
 
 // Open makes the directory of flows.
@@ -78,7 +76,8 @@ func Open(opts Options) (*Networks, error) {
 	return &Networks{opts: opts, closing: make(chan struct{}), logs: make(map[string]*flowLog), lives: make(map[string]*life)}, nil
 }
 
-// Close ends the forwarding of ports and the gateway.
+// Close ends the forwarding of ports and the gateway, and waits for both. It is called after the
+// last [Networks.Connect].
 func (n *Networks) Close() error {
 	n.mu.Lock()
 	if !n.closed {
@@ -88,11 +87,15 @@ func (n *Networks) Close() error {
 	g := n.gateway
 	n.gateway = nil
 	n.mu.Unlock()
-	n.forwarding.Wait()
-	if g == nil {
-		return nil
+	n.work.Wait()
+	var errs []error
+	if g != nil {
+		errs = append(errs, g.Close())
 	}
-	return g.Close()
+	for _, l := range n.logs { // after the last event
+		errs = append(errs, l.close())
+	}
+	return errors.Join(errs...)
 }
 
 // Check validates the network that a request of a tenant asks for. The zero value becomes
@@ -120,8 +123,8 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 	if net.Mode == api.NetworkEgress && net.Policy == "" {
 		return net, class.Invalidf("network policy is missing: mode %q allows what a policy does", api.NetworkEgress)
 	}
-	if len(net.Policy) > maxPolicy {
-		return net, class.Invalidf("network policy has %d bytes, at most %d are possible", len(net.Policy), maxPolicy)
+	if len(net.Policy) > egress.MaxPolicy {
+		return net, class.Invalidf("network policy has %d bytes, at most %d are possible", len(net.Policy), egress.MaxPolicy)
 	}
 	b := net.Budget
 	if min(b.BytesOut, b.BytesIn, b.Connections, b.Hosts, b.Queries) < 0 || !(b.ConnectionRate >= 0) || !(b.QueryRate >= 0) {
@@ -170,13 +173,11 @@ func (n *Networks) permitted(tenant string, p *policy.Policy) error {
 			return class.Invalidf("network policy: %s: the gateway reaches no Unix socket; let the service listen on an address of the host's loopback", s.Rule)
 		}
 	}
-	if tenant != "" {
-		if ceiling == nil {
-			ceiling = policy.Public()
-		}
-	}
-	if ceiling == nil {
+	switch {
+	case ceiling == nil && tenant == "":
 		return nil
+	case ceiling == nil:
+		ceiling = policy.Public()
 	}
 	example, wider, err := policy.Widens(ceiling, p)
 	if err != nil {
@@ -215,24 +216,19 @@ func budget(b api.NetworkBudget) gateway.Budget {
 // Has reports whether a network is more than a loopback interface.
 func Has(net api.Network) bool { return net.Mode != "" && net.Mode != api.NetworkNone }
 
-// Connected reports whether [Networks.Connect] was called in the present life of a sandbox.
-func (n *Networks) Connected(id string) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	l := n.lives[id]
-	return l != nil && !l.over
-}
-
-// Connect has the gateway serve a sandbox that runs, if it has a network. The lease is of the life
-// that begins; a second call in one life does nothing. The caller ends the lease.
-func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease) error {
+// Connect has the gateway serve a sandbox that runs, if it has a network, and forwards its
+// published ports: those given, which it takes over, or newly bound ones of the record if ports is
+// nil. The lease is of the life that begins; a second call in one life does nothing. The caller
+// ends the lease.
+func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Published) error {
 	rec := &lease.Record
 	if !Has(rec.Network) {
 		return nil
 	}
 	id := rec.ID
 	n.mu.Lock()
-	if l := n.lives[id]; l != nil && !l.over {
+	before := n.lives[id]
+	if before != nil && !before.over {
 		n.mu.Unlock()
 		return nil
 	}
@@ -241,21 +237,42 @@ func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease) error {
 	n.lives[id] = l
 	n.mu.Unlock()
 	n.logOf(id).begin()
-	err := n.add(ctx, rec)
+	ports, err := n.open(ctx, rec, before, ports)
 	l.changing.Unlock()
 	if err != nil {
 		n.end(ctx, id, l)
 		return fmt.Errorf("connect sandbox %s to its network: %w", rec.Name, err)
 	}
+	stop := n.forward(ctx, id, l, ports)
 	// The callback may neither block nor call the supervisor. A start that follows sees at once that
 	// this life is over.
 	lease.AfterGone(func() {
+		stop()
 		n.mu.Lock()
+		defer n.mu.Unlock()
 		l.over = true
-		n.mu.Unlock()
-		go n.end(context.WithoutCancel(ctx), id, l)
+		if !n.closed { // else the gateway ends
+			n.work.Go(func() { n.end(context.WithoutCancel(ctx), id, l) })
+		}
 	})
 	return nil
+}
+
+// open binds the ports, unless they are given, and has the gateway serve the sandbox. On error no
+// port is bound.
+func (n *Networks) open(ctx context.Context, rec *runtime.Record, before *life, ports *Published) (_ *Published, err error) {
+	if ports == nil {
+		if before != nil {
+			before.accepting.Wait() // its ports are free then
+		}
+		if ports, err = Publish(ctx, rec.Ports); err != nil {
+			return nil, err
+		}
+	}
+	if err := n.add(ctx, rec); err != nil {
+		return nil, errors.Join(err, ports.Close())
+	}
+	return ports, nil
 }
 
 func (n *Networks) add(ctx context.Context, rec *runtime.Record) error {
@@ -317,6 +334,7 @@ func (n *Networks) CheckGateway() api.Check {
 
 // end has the gateway forget a life that is over.
 func (n *Networks) end(ctx context.Context, id string, l *life) {
+	l.accepting.Wait()
 	l.changing.Lock()
 	defer l.changing.Unlock()
 	n.mu.Lock()

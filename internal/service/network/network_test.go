@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
@@ -40,7 +41,7 @@ func TestCheck(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	egress := func(document string) api.Network { return api.Network{Mode: api.NetworkEgress, Policy: document} }
+	with := func(document string) api.Network { return api.Network{Mode: api.NetworkEgress, Policy: document} }
 	for _, tt := range []struct {
 		name    string
 		tenant  string
@@ -50,30 +51,30 @@ func TestCheck(t *testing.T) {
 	}{
 		{name: "nothing"},
 		{name: "full", net: api.Network{Mode: api.NetworkFull}},
-		{name: "egress", net: egress(onePublic)},
-		{name: "private addresses", net: egress(onePrivate)},
-		{name: "a service of the host", net: egress(oneService)},
+		{name: "egress", net: with(onePublic)},
+		{name: "private addresses", net: with(onePrivate)},
+		{name: "a service of the host", net: with(oneService)},
 		{name: "a budget", net: api.Network{Mode: api.NetworkFull, Budget: api.NetworkBudget{BytesOut: 1, QueryRate: 0.5}}},
 		{name: "the host's network", net: api.Network{Mode: "host"}, err: `network mode "host"`},
-		{name: "egress without a policy", net: egress(""), err: "policy is missing"},
+		{name: "egress without a policy", net: with(""), err: "policy is missing"},
 		{name: "a policy without egress", net: api.Network{Mode: api.NetworkFull, Policy: onePublic}, err: `mode "full" has none`},
 		{name: "a policy of none", net: api.Network{Policy: onePublic}, err: `mode "none" has none`},
-		{name: "a mistake", net: egress("version: 1\nrules:\n- alow: example.com\n"), err: "3:3"},
-		{name: "too large", net: egress(strings.Repeat("#", maxPolicy+1)), err: "at most"},
+		{name: "a mistake", net: with("version: 1\nrules:\n- alow: example.com\n"), err: "3:3"},
+		{name: "too large", net: with(strings.Repeat("#", egress.MaxPolicy+1)), err: "at most"},
 		{name: "a budget of none", net: api.Network{Budget: api.NetworkBudget{BytesOut: 1}}, err: "needs none"},
 		{name: "a negative budget", net: api.Network{Mode: api.NetworkFull, Budget: api.NetworkBudget{Hosts: -1}}, err: "negative"},
 		{name: "no rate", net: api.Network{Mode: api.NetworkFull, Budget: api.NetworkBudget{QueryRate: -1}}, err: "negative"},
 
-		{name: "below the ceiling", ceiling: pypi, net: egress("version: 1\npresets: [pypi]\n")},
-		{name: "above the ceiling", ceiling: pypi, net: egress(onePublic), err: "more than the operator does, such as"},
+		{name: "below the ceiling", ceiling: pypi, net: with("version: 1\npresets: [pypi]\n")},
+		{name: "above the ceiling", ceiling: pypi, net: with(onePublic), err: "more than the operator does, such as"},
 		{name: "full above the ceiling", ceiling: pypi, net: api.Network{Mode: api.NetworkFull}, err: "more than the operator does"},
-		{name: "no network at all", ceiling: new(policy.Policy), net: egress(onePublic), err: "more than the operator does"},
+		{name: "no network at all", ceiling: new(policy.Policy), net: with(onePublic), err: "more than the operator does"},
 		{name: "none below the least", ceiling: new(policy.Policy)},
 
 		{name: "full, of a tenant", tenant: "1002", net: api.Network{Mode: api.NetworkFull}},
-		{name: "private addresses, of a tenant", tenant: "1002", net: egress(onePrivate), err: "more than the operator does"},
-		{name: "a service of the host, of a tenant", tenant: "1002", net: egress(oneService), err: "operator's to give"},
-		{name: "a tenant's above the ceiling", tenant: "1002", ceiling: pypi, net: egress(onePublic), err: "more than the operator does"},
+		{name: "private addresses, of a tenant", tenant: "1002", net: with(onePrivate), err: "more than the operator does"},
+		{name: "a service of the host, of a tenant", tenant: "1002", net: with(oneService), err: "operator's to give"},
+		{name: "a tenant's above the ceiling", tenant: "1002", ceiling: pypi, net: with(onePublic), err: "more than the operator does"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := open(t, tt.ceiling).Check(tt.tenant, tt.net)

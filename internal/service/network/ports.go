@@ -28,7 +28,7 @@ const (
 )
 
 // Published are host ports that are bound for a sandbox. Nothing is accepted before
-// [Networks.Forward].
+// [Networks.Connect].
 type Published struct {
 	ports     []api.PortMapping
 	listeners []*net.TCPListener
@@ -48,7 +48,7 @@ func (p *Published) Close() error {
 	return errors.Join(errs...)
 }
 
-// Publish binds ports of the host. The caller closes them, or passes them on to [Networks.Forward].
+// Publish binds ports of the host. The caller closes them, or passes them on to [Networks.Connect].
 func Publish(ctx context.Context, ports []api.PortMapping) (_ *Published, err error) {
 	ports = slices.Clone(ports)
 	p := &Published{ports: ports}
@@ -106,42 +106,31 @@ func CheckPorts(tenant string, net api.Network, ports []api.PortMapping) ([]api.
 	return ports, nil
 }
 
-// Forward accepts connections to published ports for as long as the lease's life of the sandbox.
-func (n *Networks) Forward(ctx context.Context, lease *runtime.Lease, p *Published) {
+// forward accepts connections to published ports until stop is called or the networks are closed.
+func (n *Networks) forward(ctx context.Context, id string, l *life, p *Published) (stop func()) {
 	if len(p.listeners) == 0 {
-		return
+		return func() {}
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	n.mu.Lock()
-	if n.closed {
-		n.mu.Unlock()
-		cancel()
-		_ = p.Close() // nothing was accepted
-		return
+	defer n.mu.Unlock()
+	for i, listener := range p.listeners {
+		l.accepting.Go(func() { n.accept(ctx, id, p.ports[i].Port, listener) })
 	}
-	for i, l := range p.listeners {
-		n.forwarding.Go(func() { n.accept(ctx, lease.Record.ID, p.ports[i].Port, l) })
-	}
-	n.forwarding.Go(func() {
+	n.work.Go(func() {
+		defer l.accepting.Wait()
 		select {
 		case <-n.closing:
 			cancel()
 		case <-ctx.Done():
 		}
 	})
-	n.mu.Unlock()
-	// The callback must not block; closing a listener does not.
-	lease.AfterGone(func() {
-		cancel()
-		_ = p.Close() // at worst the kernel closes them with the daemon
-	})
+	return cancel
 }
 
 // accept forwards connections until ctx ends.
 func (n *Networks) accept(ctx context.Context, id string, port uint16, l *net.TCPListener) {
-	defer l.Close()
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // ends Accept
-	defer stop()
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })() // ends Accept
 	slots := make(chan struct{}, maxForwarded)
 	var open sync.WaitGroup
 	defer open.Wait()
