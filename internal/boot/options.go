@@ -67,8 +67,8 @@ type Options struct {
 	LogFiles int
 	// LogLimit is the maximum disk space of all logs, in bytes; the oldest files are removed first.
 	LogLimit int64
-	// NetworkCeiling is what network policies may allow at most; nil means no bound, for tenants all
-	// that is public.
+	// NetworkCeiling bounds all network policies. Nil means no bound; tenants may then allow everything
+	// public.
 	NetworkCeiling *policy.Policy
 	// Secrets is a file of secrets that the gateway puts into requests; empty means none.
 	Secrets string

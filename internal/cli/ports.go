@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strconv"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
+	"github.com/sandboxd/sandboxd/internal/relay"
 )
 
 // parsePorts reads values of --publish: [[ADDRESS:]HOSTPORT:]PORT[/tcp].
@@ -143,18 +143,6 @@ func forward(ctx context.Context, c *client.Client, outside net.Conn, id string,
 	if err != nil {
 		return err
 	}
-	defer inside.Close()
-	defer context.AfterFunc(ctx, func() { _, _ = outside.Close(), inside.Close() })()
-	type half interface{ CloseWrite() error }
-	var both sync.WaitGroup
-	for _, way := range [][2]net.Conn{{inside, outside}, {outside, inside}} {
-		both.Go(func() {
-			_, err := io.Copy(way[0], way[1])
-			if to, ok := way[0].(half); err != nil || !ok || to.CloseWrite() != nil {
-				_, _ = outside.Close(), inside.Close()
-			}
-		})
-	}
-	both.Wait()
+	relay.Both(ctx, outside, inside)
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 )
 
@@ -37,6 +38,7 @@ func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer end()
+	defer first.Close() // if it was not used
 	_, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.EscapedPath(), "/v1/sandboxes/"), "/ports/")
 	_, rest, _ = strings.Cut(rest, "/")
 	path, err := url.PathUnescape("/" + rest)
@@ -74,7 +76,6 @@ func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request) error {
 		},
 	}
 	proxy.ServeHTTP(w, r)
-	transport.CloseIdleConnections()
 	return nil
 }
 
@@ -114,27 +115,11 @@ func (s *Server) postConnect(w http.ResponseWriter, r *http.Request) error {
 	if _, err := io.WriteString(outside, head); err != nil {
 		return nil // the client is gone
 	}
-	stop := context.AfterFunc(r.Context(), func() { _, _ = outside.Close(), inside.Close() })
-	defer stop()
-	var both sync.WaitGroup
-	both.Go(func() {
-		// What was read with the head comes first. The end is read from the connection itself: the server's
-		// reader takes it for that of the request, and cancels that.
-		_, err := io.CopyN(inside, buffered, int64(buffered.Reader.Buffered()))
-		if err == nil {
-			_, err = io.Copy(inside, outside)
-		}
-		if err != nil || inside.CloseWrite() != nil {
-			_ = outside.Close()
-		}
-	})
-	both.Go(func() {
-		_, err := io.Copy(outside, inside)
-		half, ok := outside.(interface{ CloseWrite() error })
-		if err != nil || !ok || half.CloseWrite() != nil {
-			_, _ = outside.Close(), inside.Close()
-		}
-	})
-	both.Wait()
+	// What was read with the head comes first. The rest is read from the connection itself: the
+	// server's reader takes its end for that of the request, and cancels that.
+	if _, err := io.CopyN(inside, buffered, int64(buffered.Reader.Buffered())); err != nil {
+		return nil //nolint:nilerr // the answer has begun
+	}
+	relay.Both(r.Context(), outside, inside)
 	return nil
 }

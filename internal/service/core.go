@@ -135,7 +135,7 @@ type Options struct {
 	// StartGateway starts the gateway of networks, when the first sandbox has one. Default: there are
 	// none but [api.NetworkNone].
 	StartGateway func(ctx context.Context, record func(gateway.Event)) (*egress.Gateway, error)
-	// NetworkCeiling is what policies may allow at most. Default: see [network.Options].
+	// NetworkCeiling bounds all network policies. Default: see [network.Options].
 	NetworkCeiling *policy.Policy
 	// Secrets are those of the operator, by name. Default: none.
 	Secrets map[string]secrets.Secret

@@ -83,7 +83,8 @@ func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, erro
 	if err != nil {
 		return api.Sandbox{}, errors.Join(err, ports.Close())
 	}
-	r.Ports, r.Trust, r.Env = ports.Mappings(), inspection.Trust(), inspection.Env(r.Env)
+	bundle, secrets := inspection.Env()
+	r.Ports, r.Trust, r.Env = ports.Mappings(), inspection.Trust(), mergeEnv(bundle, r.Env, secrets)
 	rec, err := s.supervisor.Create(ctx, r)
 	if err != nil {
 		return api.Sandbox{}, errors.Join(err, ports.Close())

@@ -30,6 +30,7 @@ type flowLog struct {
 
 	mu        sync.Mutex
 	live      bool     // the sandbox runs
+	removed   bool     // the sandbox was deleted: no file is made any more
 	file      *os.File // nil before the first flow of this daemon
 	size      int64
 	failed    bool // a write failed; the next success notes it as lost flows
@@ -70,6 +71,9 @@ func (l *flowLog) append(f api.Flow) error {
 		default:
 			r.lost++
 		}
+	}
+	if l.removed {
+		return nil
 	}
 	err := l.write(&f)
 	switch {
@@ -194,6 +198,9 @@ func (l *flowLog) close() error {
 
 // remove removes all files of the sandbox. The caller has closed the log.
 func (l *flowLog) remove() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.removed = true
 	var errs []error
 	for _, name := range []string{l.current(), l.before(), l.inspection(), l.inspection() + ".new"} {
 		if err := os.Remove(name); !errors.Is(err, fs.ErrNotExist) {

@@ -18,7 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Inspection is what a sandbox has whose policy reads requests within TLS: an authority of its own,
+// Inspection belongs to a sandbox whose policy reads requests within TLS: an authority of its own,
 // and placeholders of secrets. A nil Inspection is that of all others.
 type Inspection struct {
 	authority    *ca.Authority
@@ -76,21 +76,19 @@ func (i *Inspection) Trust() []byte {
 	return i.authority.Certificate()
 }
 
-// Env returns the sandbox's environment with the variables of its bundle, unless they are set, and
-// those of its secrets.
-func (i *Inspection) Env(env []string) []string {
+// Env returns the variables that name the sandbox's bundle, which its own overrule, and those of
+// its secrets, which overrule all.
+func (i *Inspection) Env() (bundle, secrets []string) {
 	if i == nil {
-		return env
+		return nil, nil
 	}
-	var all []string
 	for _, name := range trusting {
-		all = append(all, name+"="+runtime.TrustFile)
+		bundle = append(bundle, name+"="+runtime.TrustFile)
 	}
-	all = append(all, env...)
 	for _, name := range slices.Sorted(maps.Keys(i.variables)) {
-		all = append(all, name+"="+i.variables[name])
+		secrets = append(secrets, name+"="+i.variables[name])
 	}
-	return all
+	return bundle, secrets
 }
 
 // stored is an Inspection on disk, in ID.inspection.json. It has no secret but the authority's key.

@@ -255,6 +255,9 @@ func TestFlowFilesAreBounded(t *testing.T) {
 	if err := n.Forget("a"); err != nil {
 		t.Fatal(err)
 	}
+	if err := log.append(f); err != nil { // one that was under way
+		t.Error(err)
+	}
 	if left, err := os.ReadDir(n.opts.Dir); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}

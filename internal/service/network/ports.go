@@ -5,16 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/netns"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -162,7 +161,7 @@ func (n *Networks) accept(ctx context.Context, id string, port uint16, l *net.TC
 				_ = outside.SetLinger(0) // a reset: a clean end would look like an empty answer
 				return
 			}
-			relay(ctx, outside, inside)
+			relay.Both(ctx, outside, inside)
 		})
 	}
 }
@@ -187,28 +186,4 @@ func (n *Networks) Dial(ctx context.Context, id string, port uint16) (*net.TCPCo
 		return nil, errors.Join(fmt.Errorf("connect to port %d of the sandbox: %T is no TCP connection", port, conn), conn.Close())
 	}
 	return tcp, nil
-}
-
-// relay copies both ways until both sides have ended, one has failed or ctx ends. It closes both.
-func relay(ctx context.Context, a, b *net.TCPConn) {
-	// A side that fails takes the other along with a reset: a clean end would look complete.
-	reset := sync.OnceFunc(func() {
-		_, _ = a.SetLinger(0), b.SetLinger(0)
-		_, _ = a.Close(), b.Close()
-	})
-	defer context.AfterFunc(ctx, reset)()
-	var both sync.WaitGroup
-	for _, way := range [][2]*net.TCPConn{{a, b}, {b, a}} {
-		both.Go(func() {
-			_, err := io.Copy(way[1], way[0]) // splice(2)
-			if err == nil {
-				err = way[1].CloseWrite()
-			}
-			if err != nil && !errors.Is(err, os.ErrClosed) {
-				reset()
-			}
-		})
-	}
-	both.Wait()
-	_, _ = a.Close(), b.Close() // ended or reset
 }
