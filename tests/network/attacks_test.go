@@ -65,7 +65,7 @@ var attackedHosts = map[string]*host{
 type attack struct {
 	name string
 	op   op.Op
-	// status is that of the last HTTP response. 0 means that the connection is reset, or the datagram
+	// status is the last HTTP response's. 0 means that the connection is reset, or the datagram
 	// refused.
 	status int
 	// code and addresses are those of a DNS answer.

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// network are what programs of a sandbox do with its network, by name. They return what they see,
+// network holds uses of a sandbox's network by its programs, by name. They return observations,
 // or the name of the error.
 var network = map[string]func(argument string) string{
 	"connect": func(address string) string { return heard("tcp", address, "") },

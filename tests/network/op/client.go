@@ -45,7 +45,7 @@ func Stream(n int64) (r io.Reader, sum func() string) {
 	return io.TeeReader(io.LimitReader(rand.NewChaCha8([32]byte{7}), n), h), func() string { return hex.EncodeToString(h.Sum(nil)) }
 }
 
-// Clients are what programs in a sandbox do with servers that a policy allows. Each returns nil if
+// Clients use servers that a policy allows, as programs in a sandbox do. Each returns nil if
 // the server answered as it should.
 func Clients() map[string]func(context.Context) error {
 	clients := make(map[string]func(context.Context) error)

@@ -14,7 +14,7 @@ import (
 // Further kinds of operations.
 const (
 	// Hold opens Count connections to To, sends Bytes on each, and waits until all have ended. Its
-	// error is that of the first that ended otherwise than by a reset.
+	// error is the first one other than a reset.
 	Hold Kind = "hold"
 	// Flood opens connections to To and asks for names below Name, for ever. It sends Bytes on each
 	// connection and keeps as many as it gets.
