@@ -34,43 +34,58 @@ func trustFile(dir string) string { return filepath.Join(dir, "trust.crt") }
 
 // attachTrust puts the file over the bundles of the image, in Init.
 func attachTrust(root int, plan *rootPlan) error {
+	if err := trustAll(root, plan); err != nil {
+		return fmt.Errorf("trust the sandbox's authority: %w", err)
+	}
+	return nil
+}
+
+func trustAll(root int, plan *rootPlan) error {
 	type place struct{ dev, ino uint64 }
-	covered := make(map[place]bool)
-	first := true
+	var found []int // bundles of the image, each once
+	defer func() {
+		for _, fd := range found {
+			_ = unix.Close(fd)
+		}
+	}()
+	seen, copied := make(map[place]bool), false
 	for i, name := range bundles {
 		at, err := unix.Openat2(root, name, &unix.OpenHow{
 			Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 		})
-		if err != nil && i == 0 {
-			at, err = makeBundle(root)
-		}
-		if err != nil {
-			if i == 0 {
+		switch {
+		case err != nil && i > 0:
+			continue // the image has none there
+		case err != nil:
+			if at, err = makeBundle(root); err != nil {
 				return err
 			}
-			continue // the image has none there
 		}
+		found = append(found, at)
 		var st unix.Stat_t
-		err = unix.Fstat(at, &st)
-		switch {
-		case err != nil:
-			err = fmt.Errorf("examine /%s: %w", name, err)
-		case st.Mode&unix.S_IFMT != unix.S_IFREG && st.Mode&unix.S_IFMT != unix.S_IFLNK:
-			if i == 0 {
-				err = fmt.Errorf("/%s of the image is no file: %w", name, runtime.ErrRootfs)
-			}
-		case !covered[place{st.Dev, st.Ino}]:
-			if first && st.Mode&unix.S_IFMT == unix.S_IFREG {
-				if err = appendBundle(root, name, plan.Trust); err != nil {
-					break
-				}
-			}
-			first = false
-			covered[place{st.Dev, st.Ino}] = true
-			err = mountFile(plan.Trust, at, plan.ReadOnly)
+		if err := unix.Fstat(at, &st); err != nil {
+			return fmt.Errorf("examine /%s: %w", name, err)
 		}
-		if err = errors.Join(err, unix.Close(at)); err != nil {
-			return fmt.Errorf("trust the sandbox's authority: %w", err)
+		regular, link := st.Mode&unix.S_IFMT == unix.S_IFREG, st.Mode&unix.S_IFMT == unix.S_IFLNK
+		switch {
+		case i == 0 && !regular && !link:
+			return fmt.Errorf("/%s of the image is no file: %w", name, runtime.ErrRootfs)
+		case !regular && !link || seen[place{st.Dev, st.Ino}]:
+			found = found[:len(found)-1]
+			_ = unix.Close(at)
+			continue
+		}
+		seen[place{st.Dev, st.Ino}] = true
+		if regular && st.Size > 0 && !copied {
+			if err := appendBundle(root, name, plan.Trust); err != nil {
+				return err
+			}
+			copied = true
+		}
+	}
+	for _, at := range found {
+		if err := mountFile(plan.Trust, at, plan.ReadOnly); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -251,6 +251,59 @@ func TestFilesOfANetworkCoverTheImages(t *testing.T) {
 	}
 }
 
+// The authority of an inspected sandbox stands before the image's own, in each of its bundles.
+// Links lead nowhere, and what is no file is not read.
+func TestBundlesOfAnInspectedSandbox(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	requireNetworks(t, f)
+	client := f.Engine.(*launcher.Client)
+	const fedora, debian = "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", runtime.TrustFile
+	for name, tc := range map[string]struct {
+		files   []harness.File
+		at      []string // other bundles than the first
+		own     string   // certificates of the image
+		refused bool
+	}{
+		"none":   {},
+		"debian": {files: []harness.File{{Name: debian[1:], Body: "OWN\n"}}, own: "OWN\n"},
+		"fedora": {
+			files: []harness.File{{Name: fedora[1:], Body: "OWN\n"}, {Name: "etc/pki/tls/certs/ca-bundle.crt", Type: tar.TypeSymlink, Link: fedora}},
+			at:    []string{fedora, "/etc/pki/tls/certs/ca-bundle.crt"}, own: "OWN\n",
+		},
+		"two":       {files: []harness.File{{Name: debian[1:], Body: "OWN\n"}, {Name: "etc/ssl/cert.pem", Body: "OTHER\n"}}, at: []string{"/etc/ssl/cert.pem"}, own: "OWN\n"},
+		"dangling":  {files: []harness.File{{Name: debian[1:], Type: tar.TypeSymlink, Link: "../../../../../../init"}}},
+		"directory": {files: []harness.File{{Name: debian[1:] + "/", Type: tar.TypeDir, Mode: 0o755}}, refused: true},
+		"pipe":      {files: []harness.File{{Name: debian[1:], Type: tar.TypeFifo, Mode: 0o644}}, refused: true},
+		"large":     {files: []harness.File{{Name: debian[1:], Body: strings.Repeat("x", 5<<20)}}, refused: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var files []harness.File
+			for _, d := range []string{"tmp/", "dev/", "proc/", "sys/"} {
+				files = append(files, harness.File{Name: d, Type: tar.TypeDir, Mode: 0o755})
+			}
+			spec := networked(t, f, "trusts"+name)
+			spec.Rootfs.Layers = []string{layerOf(t, client, harness.Tar(t, append(files, tc.files...)...))}
+			spec.Trust = []byte("AUTHORITY\n")
+			sandbox, err := tryBegin(t, f, spec)
+			if tc.refused {
+				if !errors.Is(err, runtime.ErrRootfs) {
+					t.Errorf("start: %v, want one that blames the image", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, at := range append(tc.at, debian) {
+				if got, want := read(t, sandbox, at), "AUTHORITY\n\n"+tc.own; got != want {
+					t.Errorf("%s is %q, want %q", at, got, want)
+				}
+			}
+		})
+	}
+}
+
 func changesOf(t *testing.T, client *launcher.Client, spec *runtime.Spec) (changes []string) {
 	t.Helper()
 	_, err := client.ListDiff(t.Context(), runtime.DiffRequest{ID: spec.ID, Rootfs: spec.Rootfs}, func(c api.Change) error {
