@@ -18,9 +18,9 @@ if [ $# -eq 0 ]; then
 	work=$(mktemp -d -p /var/tmp sandboxd-bench-XXXXXX)
 	trap 'rm -rf "$work"' EXIT
 	chmod 755 "$work"
-	go test -buildvcs=false -c -o "$work/network.test" ./tests/performance/network
-	CGO_ENABLED=0 go build -buildvcs=false -o "$work/load" ./tests/performance/network/load
-	go build -buildvcs=false -o "$work/table" ./tests/performance/network/table
+	go test -buildvcs=false -c -o "$work/networks.test" ./tests/performance/networks
+	CGO_ENABLED=0 go build -buildvcs=false -o "$work/load" ./tests/performance/networks/load
+	go build -buildvcs=false -o "$work/table" ./tests/performance/networks/table
 	go test -buildvcs=false -c -o "$work/netns.test" ./netns
 	mkdir "$work/bin" "$work/tmp" "$work/proc"
 	chmod 1777 "$work/tmp"
@@ -81,5 +81,5 @@ mount --bind "$work/authorities.pem" /etc/ssl/certs/ca-certificates.crt # a gate
 cd "$work/tmp"
 env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME="$work/tmp" TMPDIR="$work/tmp" SANDBOXD_BIN="$work/bin" \
 	SANDBOXD_BENCH_NET="$work" SANDBOXD_BENCH_USER="$user" SANDBOXD_BENCH_SERVER=$server \
-	"$work/network.test" -test.v -test.run '^$' -test.bench "${RUN:-.}" -test.benchtime 1x -test.timeout 60m -rounds "${ROUNDS:-5}" -requests "${REQUESTS:-200}"
+	"$work/networks.test" -test.v -test.run '^$' -test.bench "${RUN:-.}" -test.benchtime 1x -test.timeout 60m -rounds "${ROUNDS:-5}" -requests "${REQUESTS:-200}"
 [ -n "${RUN:-}" ] || "$work/netns.test" -test.run '^$' -test.bench '^BenchmarkMake$/^full$/^1$' -test.benchtime 5x

@@ -1,9 +1,9 @@
-// Package network measures the networks of sandboxes against a plain veth, slirp4netns and pasta.
+// Package networks measures the networks of sandboxes against a plain veth, slirp4netns and pasta.
 // `make bench-net` makes the namespaces, runs it in them and writes the page of its figures.
 //
 // The sides take turns, and the first one changes from round to round: a loaded machine slows all
 // of them.
-package network
+package networks
 
 import (
 	"bytes"
