@@ -39,6 +39,7 @@ var (
 	ErrNoAgents       = errors.New("this daemon hosts no agent runs")
 	ErrPort           = errors.New("port cannot be published")
 	ErrNoPort         = errors.New("no server on the port")
+	ErrShared         = errors.New("network is another sandbox's")
 )
 
 // Classes of the packages below the service.
@@ -60,6 +61,7 @@ var (
 	ErrNotEnded       = runtime.ErrNotEnded
 	ErrInUse          = runtime.ErrInUse
 	ErrNoNetwork      = runtime.ErrNoNetwork
+	ErrNoOwner        = runtime.ErrNoOwner
 	ErrGateway        = egress.ErrUnavailable
 	ErrTooMany        = runtime.ErrTooMany
 	ErrNoRoom         = runtime.ErrNoRoom

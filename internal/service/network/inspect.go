@@ -34,8 +34,16 @@ var trusting = []string{
 	"DENO_CERT", "GIT_SSL_CAINFO", "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE",
 }
 
-// Inspect returns the inspection of a new sandbox; nil if its policy reads nothing within TLS.
+// Inspect returns the inspection of a new sandbox; nil if its policy reads nothing within TLS. One
+// that shares the network of another sandbox trusts that one's authority, and has no secrets.
 func (n *Networks) Inspect(net api.Network) (*Inspection, error) {
+	if net.Mode == api.NetworkSandbox {
+		authority, _, err := n.load(net.Sandbox)
+		if err != nil || authority == nil {
+			return nil, err
+		}
+		return &Inspection{authority: authority}, nil
+	}
 	if !Has(net) {
 		return nil, nil
 	}
@@ -128,9 +136,13 @@ func (n *Networks) Inspects(id string) bool {
 	return err == nil
 }
 
-// Restore returns the certificate of the sandbox's inspection, for another start; nil if it has
-// none.
-func (n *Networks) Restore(id string) ([]byte, error) {
+// Restore returns the certificate of the authority that a sandbox trusts, for another start; nil if
+// there is none.
+func (n *Networks) Restore(rec *runtime.Record) ([]byte, error) {
+	id := rec.ID
+	if rec.Network.Mode == api.NetworkSandbox {
+		id = rec.Network.Sandbox
+	}
 	authority, _, err := n.load(id)
 	if err != nil || authority == nil {
 		return nil, err
