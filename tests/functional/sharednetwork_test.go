@@ -1,8 +1,11 @@
 package functional
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -191,3 +194,53 @@ func TestSharedNetworkOfTheCommandLine(t *testing.T) {
 	}
 }
 
+// A sandbox of a snapshot has the network of the snapshot's sandbox, unless it asks for another. A
+// file has none.
+func TestSnapshotsKeepTheNetwork(t *testing.T) {
+	d := start(t)
+	const policy = "version: 1\nrules:\n- allow: example.com\n"
+	of := api.Network{Mode: api.NetworkEgress, Policy: policy, Budget: api.NetworkBudget{Hosts: 3}}
+	s := d.Create(t, api.CreateSandbox{Network: of})
+	if snap := snapshot(t, d, s.ID, api.TakeSnapshot{Name: "connected"}); !reflect.DeepEqual(snap.Network, of) {
+		t.Errorf("the snapshot says %+v", snap.Network)
+	}
+	owner := d.Create(t, api.CreateSandbox{Name: "owner"})
+	guest := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkSandbox, Sandbox: "owner"}})
+	snapshot(t, d, guest.ID, api.TakeSnapshot{Name: "guest"})
+	file := filepath.Join(t.TempDir(), "connected.tar")
+	for _, args := range [][]string{{"export", "-o", file, "connected"}, {"import", "--name", "imported", file}} {
+		if got := d.CLI(t, append([]string{"snapshots"}, args...)...); got.Code != 0 {
+			t.Fatalf("%q: %+v", args, got)
+		}
+	}
+	none := api.Network{Mode: api.NetworkNone}
+	for _, tt := range []struct {
+		snapshot  string
+		ask, want api.Network
+	}{
+		{"connected", api.Network{}, of},
+		{"connected", none, none},
+		{"connected", api.Network{Mode: api.NetworkFull}, api.Network{Mode: api.NetworkFull}},
+		{"imported", api.Network{}, none},
+		{"guest", api.Network{}, api.Network{Mode: api.NetworkSandbox, Sandbox: owner.ID}},
+	} {
+		made := d.Create(t, api.CreateSandbox{Snapshot: tt.snapshot, Network: tt.ask})
+		if !reflect.DeepEqual(made.Network, tt.want) {
+			t.Errorf("of snapshot %s with %+v: %+v", tt.snapshot, tt.ask, made.Network)
+		}
+	}
+	for flags, want := range map[string]api.NetworkMode{"": of.Mode, "--network=none": api.NetworkNone} {
+		args := slices.DeleteFunc([]string{"create", "--snapshot", "connected", "--json", flags}, func(arg string) bool { return arg == "" })
+		got := d.CLI(t, args...)
+		var made api.Sandbox
+		if err := json.Unmarshal([]byte(got.Stdout), &made); err != nil || made.Network.Mode != want {
+			t.Errorf("%q: %v: %+v", args, err, got)
+		}
+	}
+	if s := fork(t, d, s.ID, api.ForkSandbox{})[0]; !reflect.DeepEqual(s.Network, of) {
+		t.Errorf("the fork has %+v", s.Network)
+	}
+	owner.Delete(t)
+	_, err := d.TryCreate(t.Context(), api.CreateSandbox{Snapshot: "guest"})
+	wantProblem(t, err, api.CodeNotFound, owner.ID)
+}
