@@ -71,8 +71,8 @@ func TestSharedNetwork(t *testing.T) {
 			if got := hears(t, other, "127.0.0.1", 8000); got != "ECONNREFUSED" {
 				t.Errorf("a sandbox that does not share the network hears %q", got)
 			}
-			outside := hears(t, owner, "10.0.0.1", 80)
-			if got := hears(t, guest, "10.0.0.1", 80); got != outside {
+			outside := hears(t, owner, "10.0.0.1", 5432)
+			if got := hears(t, guest, "10.0.0.1", 5432); got != outside {
 				t.Errorf("a private address says %q, and to the owner %q", got, outside)
 			}
 			kept := fork(t, d, guest.ID, api.ForkSandbox{})[0]
@@ -82,7 +82,7 @@ func TestSharedNetwork(t *testing.T) {
 			d.Kill9(t)
 			d.Launch(t)
 			serves(t, guest, 8000, "owner")
-			if got := hears(t, guest, "10.0.0.1", 80); got != outside {
+			if got := hears(t, guest, "10.0.0.1", 5432); got != outside {
 				t.Errorf("with the next daemon a private address says %q", got)
 			}
 			if mode == api.NetworkFull {
@@ -106,7 +106,7 @@ func TestSharedNetwork(t *testing.T) {
 			if got := hears(t, guest, "127.0.0.1", 8000); got != "ECONNREFUSED" {
 				t.Errorf("the server of a stopped sandbox says %q", got)
 			}
-			if got := hears(t, guest, "10.0.0.1", 80); !slices.Contains([]string{"EHOSTUNREACH", "ENETUNREACH"}, got) {
+			if got := hears(t, guest, "10.0.0.1", 5432); !slices.Contains([]string{"EHOSTUNREACH", "ENETUNREACH"}, got) {
 				t.Errorf("without its owner it hears %q", got)
 			}
 			guest.MustTurn(t, "stop", api.StopSandbox{}, api.StateStopped)
