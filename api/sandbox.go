@@ -68,8 +68,8 @@ type Network struct {
 	// egress, which needs one.
 	Policy string        `json:"policy,omitempty"`
 	Budget NetworkBudget `json:"budget,omitzero"`
-	// Secrets are names of the operator's secrets, which the gateway puts into requests. The sandbox
-	// has placeholders. They need a rule that inspects requests.
+	// Secrets are names of the caller's secrets, which the gateway puts into requests. The sandbox has
+	// placeholders. They need a rule that inspects requests.
 	Secrets []string `json:"secrets,omitempty"`
 }
 
