@@ -1,6 +1,7 @@
 package cmdline
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,10 +13,10 @@ import (
 )
 
 // NetworkUsage is the help text of flags of type [Network].
-const NetworkUsage = "`network`: none, full, or egress:POLICY with a policy file or presets such as pypi,npm"
+const NetworkUsage = "`network`: none, full, egress:POLICY with a policy file or presets such as pypi,npm, or sandbox:SANDBOX to share that one's"
 
-// Network is a flag for the network of a sandbox: "none", "full", "egress:PRESET,…", "egress:FILE".
-// A file is read and checked by Set.
+// Network is a flag for the network of a sandbox: "none", "full", "egress:PRESET,…", "egress:FILE",
+// "sandbox:ID". A file is read and checked by Set.
 type Network struct {
 	network api.Network
 	text    string
@@ -38,8 +39,13 @@ func (n *Network) Set(text string) error {
 	case text == string(api.NetworkNone), text == string(api.NetworkFull):
 		n.network, n.text = api.Network{Mode: api.NetworkMode(text)}, text
 		return nil
+	case mode == string(api.NetworkSandbox) && name == "":
+		return errors.New("sandbox needs the id or name of one that runs: as in sandbox:work")
+	case mode == string(api.NetworkSandbox):
+		n.network, n.text = api.Network{Mode: api.NetworkSandbox, Sandbox: name}, text
+		return nil
 	case mode != string(api.NetworkEgress):
-		return fmt.Errorf("%q is no network of a sandbox: want none, full or egress:POLICY; it never has the host's", text)
+		return fmt.Errorf("%q is no network of a sandbox: want none, full, egress:POLICY or sandbox:SANDBOX; it never has the host's", text)
 	case name == "":
 		return fmt.Errorf("egress needs a policy, a file or some of %s: as in egress:pypi,npm", strings.Join(policy.Presets(), ", "))
 	}
@@ -66,8 +72,8 @@ func (n *Network) Value() api.Network {
 // given.
 func (n *Network) With(egress *Size, flag string) (api.Network, error) {
 	net := n.Value()
-	if egress.Given && net.Mode == api.NetworkNone {
-		return net, Usagef("%s is for a sandbox with a network; see --network", flag)
+	if egress.Given && (net.Mode == api.NetworkNone || net.Mode == api.NetworkSandbox) {
+		return net, Usagef("%s is for a sandbox with a network of its own; see --network", flag)
 	}
 	net.Budget.BytesOut = egress.Bytes
 	return net, nil

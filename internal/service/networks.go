@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"syscall"
 
@@ -57,8 +58,38 @@ func (s *core) adoptNetworks() {
 	}
 }
 
+// checkNetwork returns the network that a request asks for, with defaults filled in. Of a shared one
+// it finds the owner.
+func (s *API) checkNetwork(net api.Network) (api.Network, error) {
+	net, err := s.networks.Check(s.caller.Tenant, net)
+	if err != nil || net.Mode != api.NetworkSandbox {
+		return net, err
+	}
+	owner, err := s.lookup(net.Sandbox)
+	if err != nil {
+		return net, fmt.Errorf("share a network: %w", err)
+	}
+	net.Sandbox = owner.ID
+	if owner.Network.Mode == api.NetworkSandbox {
+		net.Sandbox = owner.Network.Sandbox
+	}
+	return net, nil
+}
+
+// checkOwn returns an error if a sandbox shares the network of another one, which alone has what is
+// asked for.
+func checkOwn(rec *runtime.Record, what string) error {
+	if rec.Network.Mode != api.NetworkSandbox {
+		return nil
+	}
+	return class.Mark(class.ErrShared, fmt.Errorf("%s: sandbox %s shares the network of sandbox %s", what, rec.Name, rec.Network.Sandbox))
+}
+
 // changedNetwork returns the network that a sandbox has after a change.
 func (s *API) changedNetwork(rec *runtime.Record, to api.Network) (api.Network, error) {
+	if err := checkOwn(rec, "change the network"); err != nil {
+		return to, err
+	}
 	if to.Budget != (api.NetworkBudget{}) {
 		return to, class.Invalidf("network.budget: it cannot be changed; create another sandbox")
 	}
@@ -69,7 +100,7 @@ func (s *API) changedNetwork(rec *runtime.Record, to api.Network) (api.Network, 
 	if err != nil {
 		return to, err
 	}
-	if network.Has(to) != network.Has(rec.Network) {
+	if network.Has(to) != network.Has(rec.Network) || to.Mode == api.NetworkSandbox {
 		return to, class.Invalidf("network: sandbox %s was created with mode %q, and cannot change to %q; create another sandbox",
 			rec.Name, rec.Network.Mode, to.Mode)
 	}
@@ -101,6 +132,9 @@ func (s *API) Flows(ctx context.Context, ref string, opts FlowOptions, begin fun
 	if err != nil {
 		return err
 	}
+	if err := checkOwn(&rec, "read the flows"); err != nil {
+		return err
+	}
 	if !network.Has(rec.Network) {
 		return class.Mark(class.ErrState, errors.New("sandbox "+rec.Name+" has no network, and so no flows"))
 	}
@@ -118,6 +152,10 @@ func (s *API) Flows(ctx context.Context, ref string, opts FlowOptions, begin fun
 func (s *API) DialPort(ctx context.Context, ref string, port uint16) (_ *net.TCPConn, end func(), err error) {
 	lease, err := s.begin(ref)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := checkOwn(&lease.Record, "connect to a port"); err != nil {
+		lease.End()
 		return nil, nil, err
 	}
 	conn, err := s.networks.Dial(ctx, lease.Record.ID, port)

@@ -109,8 +109,14 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 	case "":
 		net.Mode = api.NetworkNone
 	case api.NetworkNone, api.NetworkFull, api.NetworkEgress:
+	case api.NetworkSandbox:
+		return net, checkShared(&net)
 	default:
-		return net, class.Invalidf("network mode %q: must be %s, %s or %s", class.Clip(string(net.Mode)), api.NetworkNone, api.NetworkFull, api.NetworkEgress)
+		return net, class.Invalidf("network mode %q: must be %s, %s, %s or %s", class.Clip(string(net.Mode)),
+			api.NetworkNone, api.NetworkFull, api.NetworkEgress, api.NetworkSandbox)
+	}
+	if net.Sandbox != "" {
+		return net, class.Invalidf("network sandbox: mode %q shares no network; ask for %q", net.Mode, api.NetworkSandbox)
 	}
 	if net.Mode != api.NetworkEgress && net.Policy != "" {
 		return net, class.Invalidf("network policy: mode %q has none; ask for %q", net.Mode, api.NetworkEgress)
@@ -142,6 +148,17 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 		return net, err
 	}
 	return net, n.permitted(tenant, p)
+}
+
+// checkShared checks a network that is another sandbox's. The caller looks that one up.
+func checkShared(net *api.Network) error {
+	if net.Sandbox == "" {
+		return class.Invalidf("network sandbox is missing: mode %q shares the network of one", net.Mode)
+	}
+	if net.Policy != "" || net.Budget != (api.NetworkBudget{}) || len(net.Secrets) > 0 {
+		return class.Invalidf("network: policy, budget and secrets are those of sandbox %q, whose network is shared", class.Clip(net.Sandbox))
+	}
+	return nil
 }
 
 // permitted reports whether a tenant may have a policy.
@@ -195,8 +212,10 @@ func budget(b api.NetworkBudget) gateway.Budget {
 	}
 }
 
-// Has reports whether a network is more than a loopback interface.
-func Has(net api.Network) bool { return net.Mode != "" && net.Mode != api.NetworkNone }
+// Has reports whether a sandbox has a network of its own that is more than a loopback interface.
+func Has(net api.Network) bool {
+	return net.Mode != "" && net.Mode != api.NetworkNone && net.Mode != api.NetworkSandbox
+}
 
 // Connect has the gateway serve a sandbox that runs, if it has a network, and forwards its
 // published ports: those given, which it takes over, or newly bound ones of the record if ports is

@@ -77,6 +77,9 @@ func Publish(ctx context.Context, ports []api.PortMapping) (_ *Published, err er
 
 // CheckPorts returns the ports that a request of a tenant asks for, with defaults filled in.
 func CheckPorts(tenant string, net api.Network, ports []api.PortMapping) ([]api.PortMapping, error) {
+	if len(ports) > 0 && net.Mode == api.NetworkSandbox {
+		return nil, class.Invalidf("ports: those of a shared network are published by its owner, sandbox %q", class.Clip(net.Sandbox))
+	}
 	if len(ports) > 0 && !Has(net) {
 		return nil, class.Invalidf("ports: a sandbox without a network has none to publish; ask for network mode %q or %q", api.NetworkEgress, api.NetworkFull)
 	}
