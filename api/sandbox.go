@@ -69,8 +69,8 @@ type Network struct {
 	// egress, which needs one.
 	Policy string        `json:"policy,omitempty"`
 	Budget NetworkBudget `json:"budget,omitzero"`
-	// Secrets are names of the operator's secrets, which the gateway puts into requests. The sandbox
-	// has placeholders. They need a rule that inspects requests.
+	// Secrets are names of the caller's secrets, which the gateway puts into requests. The sandbox has
+	// placeholders. They need a rule that inspects requests.
 	Secrets []string `json:"secrets,omitempty"`
 	// Sandbox is the ID or name of a sandbox of the tenant that runs, whose network is shared; only for
 	// sandbox. Policy, budget, secrets, ports and flows are that one's. Responses have its ID.

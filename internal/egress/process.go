@@ -183,6 +183,8 @@ func (p *process) handle(r *request, files []*os.File) error {
 			return fmt.Errorf("set policy: %w", err)
 		}
 		s.network.SetPolicy(parsed)
+	case r.SetSecrets != nil:
+		return p.setSecrets(r.SetSecrets)
 	case r.Remove != nil:
 		if s := p.networks[r.Remove.ID]; s != nil {
 			s.close()
@@ -228,14 +230,8 @@ func (a *add) inspection() (authority *ca.Authority, placed []gateway.Secret, er
 			return nil, nil, err
 		}
 	}
-	for i := range a.Secrets {
-		s, err := a.Secrets[i].Gateway()
-		if err != nil {
-			return nil, nil, err
-		}
-		placed = append(placed, s)
-	}
-	return authority, placed, nil
+	placed, err = bound(a.Secrets)
+	return authority, placed, err
 }
 
 // sockets are those of one sandbox, made inside.

@@ -59,7 +59,9 @@ type request struct {
 	Number    uint64     `json:"number"` // of the answer; counts up
 	Add       *add       `json:"add,omitempty"`
 	SetPolicy *setPolicy `json:"set_policy,omitempty"`
-	Remove    *remove    `json:"remove,omitempty"`
+	// SetSecrets replaces the secrets of a network.
+	SetSecrets *setSecrets `json:"set_secrets,omitempty"`
+	Remove     *remove     `json:"remove,omitempty"`
 }
 
 // add adds a network, or replaces it. Its files are Stream, DNS and DNSTCP.
@@ -237,8 +239,9 @@ func (r *request) check(files int) error {
 	kinds, want := 0, 0
 	var id string
 	var doc []byte
+	var placed []secrets.Secret
 	if r.Add != nil {
-		kinds, want, id, doc = kinds+1, 3, r.Add.ID, r.Add.Policy
+		kinds, want, id, doc, placed = kinds+1, 3, r.Add.ID, r.Add.Policy, r.Add.Secrets
 		b := r.Add.Budget
 		for _, n := range []float64{float64(b.BytesOut), float64(b.BytesIn), float64(b.Connections), float64(b.Hosts), float64(b.Queries), float64(b.NameBytes), b.ConnectionRate, b.QueryRate} {
 			if n < 0 || math.IsNaN(n) || math.IsInf(n, 0) {
@@ -248,6 +251,9 @@ func (r *request) check(files int) error {
 	}
 	if r.SetPolicy != nil {
 		kinds, id, doc = kinds+1, r.SetPolicy.ID, r.SetPolicy.Policy
+	}
+	if r.SetSecrets != nil {
+		kinds, id, placed = kinds+1, r.SetSecrets.ID, r.SetSecrets.Secrets
 	}
 	if r.Remove != nil {
 		kinds, id = kinds+1, r.Remove.ID
@@ -259,7 +265,7 @@ func (r *request) check(files int) error {
 		return fmt.Errorf("request with %d files, want %d", files, want)
 	case r.Add != nil && len(r.Add.Certificate)+len(r.Add.Key) > maxAuthority:
 		return errors.New("certificate authority is too large")
-	case r.Add != nil && secretBytes(r.Add.Secrets) > maxSecrets:
+	case secretBytes(placed) > maxSecrets:
 		return fmt.Errorf("secrets of more than %d bytes", maxSecrets)
 	case len(doc) > MaxPolicy:
 		return fmt.Errorf("policy of %d bytes, at most %d", len(doc), MaxPolicy)

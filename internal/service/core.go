@@ -137,7 +137,7 @@ type Options struct {
 	StartGateway func(ctx context.Context, record func(gateway.Event)) (*egress.Gateway, error)
 	// NetworkCeiling bounds all network policies. Default: see [network.Options].
 	NetworkCeiling *policy.Policy
-	// Secrets are those of the operator, by name. Default: none.
+	// Secrets are those of the operator's file, by name. Default: none.
 	Secrets map[string]secrets.Secret
 
 	// EndedAge is the maximum age of sandboxes that have ended, EndedLimit their maximum number,
@@ -209,7 +209,8 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	networker, _ := runtime.As[runtime.Networker](opts.Engine)
 	var err error
 	s.networks, err = network.Open(network.Options{
-		Dir: filepath.Join(opts.DataDir, "flows"), Engine: networker, Start: opts.StartGateway, Ceiling: opts.NetworkCeiling, Secrets: opts.Secrets, Log: s.log,
+		Dir: filepath.Join(opts.DataDir, "flows"), Engine: networker, Start: opts.StartGateway, Ceiling: opts.NetworkCeiling, Secrets: opts.Secrets,
+		Store: secrets.NewStore(filepath.Join(opts.DataDir, "secrets")), Log: s.log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start service: %w", err)

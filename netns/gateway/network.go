@@ -69,6 +69,7 @@ type Network struct {
 	opts     Options
 	limits   limits
 	policy   atomic.Pointer[policy.Policy]
+	secrets  atomic.Pointer[secretSet]
 	memory   *memory
 	ledger   *ledger
 	recorder *recorder
@@ -108,6 +109,7 @@ func newNetwork(opts Options, l limits) *Network {
 		destination: func(c *net.TCPConn) netip.AddrPort { return unmapped(c.LocalAddr().(*net.TCPAddr).AddrPort()) }, //nolint:forcetypeassert // it is a TCPConn
 	}
 	n.policy.Store(opts.Policy)
+	n.secrets.Store(&secretSet{current: opts.Secrets})
 	if opts.CA != nil {
 		n.tls = newEndpoint(opts)
 	}

@@ -17,7 +17,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"slices"
 	"sync"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -40,9 +39,11 @@ type Options struct {
 	// Ceiling bounds all policies. Nil means no bound for the daemon's own tenant; others may allow
 	// everything public.
 	Ceiling *policy.Policy
-	// Secrets are those of the operator, by name.
+	// Secrets are those of the operator's file, by name.
 	Secrets map[string]secrets.Secret
-	Log     *slog.Logger
+	// Store has the secrets that tenants set.
+	Store *secrets.Store
+	Log   *slog.Logger
 }
 
 // Networks are the networks of all sandboxes. Its methods are safe for concurrent use.
@@ -63,6 +64,9 @@ type Networks struct {
 
 // life is the time in which the gateway serves a sandbox.
 type life struct {
+	tenant  string   // of the sandbox
+	secrets []string // names of those that the sandbox has
+
 	changing  sync.Mutex     // serializes what the gateway is told of it
 	accepting sync.WaitGroup // acceptors of its published ports
 	over      bool           // needs Networks.mu
@@ -157,28 +161,6 @@ func checkShared(net *api.Network) error {
 	return nil
 }
 
-// checkSecrets checks the secrets that a tenant asks for.
-func (n *Networks) checkSecrets(tenant string, names []string, p *policy.Policy) error {
-	if len(names) == 0 {
-		return nil
-	}
-	if tenant != "" {
-		return class.Invalidf("network secrets: they are the operator's")
-	}
-	if !p.Inspects() {
-		return class.Invalidf("network secrets: no rule of the policy inspects requests, so none could get one; add inspect: true")
-	}
-	for i, name := range names {
-		if _, ok := n.opts.Secrets[name]; !ok {
-			return noSecret(name)
-		}
-		if slices.Contains(names[:i], name) {
-			return class.Invalidf("network secret %q: it is named twice", class.Clip(name))
-		}
-	}
-	return nil
-}
-
 // permitted reports whether a tenant may have a policy.
 func (n *Networks) permitted(tenant string, p *policy.Policy) error {
 	ceiling := n.opts.Ceiling
@@ -251,7 +233,7 @@ func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Pub
 		n.mu.Unlock()
 		return nil
 	}
-	l := new(life)
+	l := &life{tenant: rec.Tenant, secrets: rec.Network.Secrets}
 	l.changing.Lock()
 	n.lives[id] = l
 	n.mu.Unlock()
@@ -306,7 +288,7 @@ func (n *Networks) add(ctx context.Context, rec *runtime.Record) error {
 	if err != nil {
 		return err
 	}
-	authority, placed, err := n.load(rec.ID)
+	authority, placed, err := n.load(rec.Tenant, rec.ID)
 	if err != nil {
 		return errors.Join(err, sockets.Close())
 	}
