@@ -244,3 +244,29 @@ func TestSnapshotsKeepTheNetwork(t *testing.T) {
 	_, err := d.TryCreate(t.Context(), api.CreateSandbox{Snapshot: "guest"})
 	wantProblem(t, err, api.CodeNotFound, owner.ID)
 }
+
+// RUN of a build has the network that was asked for, also that of a sandbox.
+func TestBuildsHaveANetwork(t *testing.T) {
+	d := start(t)
+	owner := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkFull}, Command: says("owner", 8000)})
+	serves(t, owner, 8000, "owner")
+	registry := harness.LyingRegistry(t, nil)
+	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
+	d.MustPull(t, base)
+	// Without a gateway a connection would wait.
+	const run = "nc 127.0.0.1 8000 > /server; cat /etc/resolv.conf > /resolver; nc 10.0.0.1 5432 2> /outside; true"
+	for name, network := range map[string]api.Network{
+		"none": {}, "full": {Mode: api.NetworkFull}, "shared": {Mode: api.NetworkSandbox, Sandbox: owner.ID},
+	} {
+		tag := "local/network:" + name
+		d.MustBuild(t, dockerfile(t, "FROM "+base+"\nRUN "+run+"\n"), api.Build{Tags: []string{tag}, Network: network, NoCache: true})
+		got := d.Create(t, api.CreateSandbox{Image: tag}).Sh(t, "cat /server; echo; wc -l < /resolver; cat /outside")
+		want := map[string]string{"none": "\n0\nnc: can't connect to remote host (10.0.0.1): Network is unreachable\n", "full": "\n3\n", "shared": "owner\n3\n"}[name]
+		if got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	if list := d.List(t); len(list) != 4 {
+		t.Errorf("%d sandboxes are left, want those of the test", len(list))
+	}
+}
