@@ -71,6 +71,11 @@ type Network struct {
 	// Secrets are names of the operator's secrets, which the gateway puts into requests. The sandbox
 	// has placeholders. They need a rule that inspects requests.
 	Secrets []string `json:"secrets,omitempty"`
+	// Join are the names of at most 8 networks of the tenant, with any mode. The sandboxes in a network
+	// reach each other by name: NAME, NAME.NETWORK or NAME.NETWORK.internal. A network exists while a
+	// sandbox names it. A name has up to 63 lower-case letters, digits and inner hyphens, not digits
+	// alone. It cannot be changed later.
+	Join []string `json:"join,omitempty"`
 }
 
 // NetworkBudget bounds what a sandbox's network does while the sandbox runs. What exceeds it is
