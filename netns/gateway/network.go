@@ -31,6 +31,8 @@ type Options struct {
 	Lookup func(ctx context.Context, network string, name policy.Name) ([]netip.Addr, error)
 	// Dial connects to exactly this address. Nil stands for a connection from this process.
 	Dial func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
+	// Peers are other sandboxes that this one reaches by name; nil if it is in no named network.
+	Peers *Peers
 	// CA signs the certificates of connections whose requests are read within TLS. Without it these
 	// connections are refused.
 	CA *ca.Authority
