@@ -95,6 +95,7 @@ func TestQuarantine(t *testing.T) {
 	if code := boxes["good"].resolve(t, "example.com"); code != dnsmessage.RCodeSuccess || s.count != 1+maxCrashes {
 		t.Errorf("the other network: %v, after %d starts", code, s.count)
 	}
+	add("good") // which waits until all networks are restored
 	if c := g.Check(); !c.OK || !strings.Contains(c.Found, "refuses all connections of 1 sandboxes") {
 		t.Errorf("%+v", c)
 	}

@@ -256,22 +256,30 @@ func (g *Gateway) supervise(c *conn) {
 		<-c.ended
 		g.noteEnd(c)
 		ended := g.cfg.time.now()
-		culprit, told := g.blame(c, ended)
+		g.tellEnd(c, ended)
 		if g.ctx.Err() != nil {
 			return
-		}
-		g.cfg.Log.Error("the gateway process has ended; connections of sandboxes were reset", "reason", c.why())
-		for _, n := range g.all() {
-			reason := c.why().Error()
-			if n.id == culprit {
-				reason = told
-			}
-			n.record.add(gateway.Event{Network: n.id, Kind: Restarted, Time: ended, Reason: clean(reason, maxReason)})
 		}
 		if ended.Sub(c.began) >= longestPause {
 			pause = 0
 		}
 		c, pause = g.replace(pause)
+	}
+}
+
+// tellEnd records the end of a process.
+func (g *Gateway) tellEnd(c *conn, at time.Time) {
+	culprit, told := g.blame(c, at)
+	if g.ctx.Err() != nil {
+		return
+	}
+	g.cfg.Log.Error("the gateway process has ended; connections of sandboxes were reset", "reason", c.why())
+	for _, n := range g.all() {
+		reason := c.why().Error()
+		if n.id == culprit {
+			reason = told
+		}
+		n.record.add(gateway.Event{Network: n.id, Kind: Restarted, Time: at, Reason: clean(reason, maxReason)})
 	}
 }
 
@@ -332,7 +340,7 @@ func (g *Gateway) startAgain() (*conn, error) {
 		default:
 			c.end(err)
 			<-c.ended
-			g.blame(c, g.cfg.time.now())
+			g.tellEnd(c, g.cfg.time.now()) // it has served those before
 			return nil, fmt.Errorf("restore network %s: %w: %w", n.id, err, c.why())
 		}
 	}
