@@ -109,7 +109,7 @@ func FuzzRequest(f *testing.F) {
 			return
 		}
 		ids := 0
-		for _, set := range []bool{r.Add != nil, r.SetPolicy != nil, r.SetSecrets != nil, r.Remove != nil, r.Reply != nil} {
+		for _, set := range []bool{r.Add != nil, r.SetPolicy != nil, r.SetSecrets != nil, r.Remove != nil, r.Reply != nil, r.Report} {
 			if set {
 				ids++
 			}
