@@ -31,6 +31,9 @@ type Options struct {
 	Lookup func(ctx context.Context, network string, name policy.Name) ([]netip.Addr, error)
 	// Dial connects to exactly this address. Nil stands for a connection from this process.
 	Dial func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
+	// Own reports whether an address is one of the host itself, to which no connection leads. Nil asks
+	// the kernel.
+	Own func(netip.Addr) (bool, error)
 	// CA signs the certificates of connections whose requests are read within TLS. Without it these
 	// connections are refused.
 	CA *ca.Authority
@@ -94,6 +97,9 @@ func New(opts Options) *Network { return newNetwork(opts, defaults) }
 func newNetwork(opts Options, l limits) *Network {
 	if opts.Dial == nil {
 		opts.Dial = dialExactly
+	}
+	if opts.Own == nil {
+		opts.Own = ownedByHost
 	}
 	if opts.Now == nil {
 		opts.Now = time.Now
