@@ -132,18 +132,14 @@ func (n *Network) setHere(h *netlink.Handle) error {
 	if err != nil {
 		return err
 	}
-	for _, r := range []struct {
-		to  string
-		via netip.Addr
-	}{
-		// Two halves win over a default route, which a test may have made local.
-		{"0.0.0.0/1", there4}, {"128.0.0.0/1", there4}, {"::/1", there6}, {"8000::/1", there6},
-	} {
-		err := h.RouteAdd(&netlink.Route{
-			LinkIndex: l.Attrs().Index, Dst: ipNet(netip.MustParsePrefix(r.to)), Gw: r.via.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
-		})
+	for _, to := range halves {
+		via := there4
+		if to.Addr().Is6() {
+			via = there6
+		}
+		err := h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(to), Gw: via.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
 		if err != nil {
-			return fmt.Errorf("add route %s: %w", r.to, err)
+			return fmt.Errorf("add route %s: %w", to, err)
 		}
 	}
 	// The kernel adds this one some time later.
@@ -163,7 +159,17 @@ func (n *Network) setThere(h *netlink.Handle) error {
 			return fmt.Errorf("add route %s: %w", to, err)
 		}
 	}
-	return errors.Join(addLocal(h, netip.MustParsePrefix("0.0.0.0/0")), addLocal(h, netip.MustParsePrefix("::/0")))
+	for _, to := range halves {
+		if err := addLocal(h, to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// halves cover all addresses, and win over default routes, which a test may have.
+var halves = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/1"), netip.MustParsePrefix("128.0.0.0/1"), netip.MustParsePrefix("::/1"), netip.MustParsePrefix("8000::/1"),
 }
 
 const loIndex = 1
