@@ -110,8 +110,7 @@ func (e end) set(h *netlink.Handle, name string) (netlink.Link, error) {
 		return nil, err
 	}
 	for _, a := range e.own {
-		// Without the second flag the kernel would add a route of the address some time later.
-		if err := h.AddrAdd(l, &netlink.Addr{IPNet: ipNet(single(a)), Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE}); err != nil {
+		if err := h.AddrAdd(l, &netlink.Addr{IPNet: ipNet(single(a)), Flags: unix.IFA_F_NODAD}); err != nil {
 			return nil, fmt.Errorf("add address %s: %w", a, err)
 		}
 	}
@@ -122,6 +121,9 @@ func (e end) set(h *netlink.Handle, name string) (netlink.Link, error) {
 		neighbour := &netlink.Neigh{LinkIndex: l.Attrs().Index, IP: a.AsSlice(), HardwareAddr: e.mac, State: netlink.NUD_PERMANENT}
 		if err := h.NeighSet(neighbour); err != nil {
 			return nil, fmt.Errorf("add neighbour %s: %w", a, err)
+		}
+		if err := h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(single(a)), Scope: unix.RT_SCOPE_LINK}); err != nil {
+			return nil, fmt.Errorf("add route %s: %w", a, err)
 		}
 	}
 	return l, nil
@@ -137,7 +139,7 @@ func (n *Network) setHere(h *netlink.Handle) error {
 		if to.Addr().Is6() {
 			via = there6
 		}
-		err := h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(to), Gw: via.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
+		err := h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(to), Gw: via.AsSlice()})
 		if err != nil {
 			return fmt.Errorf("add route %s: %w", to, err)
 		}
@@ -150,14 +152,8 @@ func (n *Network) setThere(h *netlink.Handle) error {
 	if err := h.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: loIndex}}); err != nil {
 		return fmt.Errorf("set lo up: %w", err)
 	}
-	l, err := end{[]netip.Addr{there4, there6}, []netip.Addr{Here4, Here6}, macHere}.set(h, nameThere)
-	if err != nil {
+	if _, err := (end{[]netip.Addr{there4, there6}, []netip.Addr{Here4, Here6}, macHere}).set(h, nameThere); err != nil {
 		return err
-	}
-	for _, to := range []netip.Addr{Here4, Here6} {
-		if err := h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(single(to)), Scope: unix.RT_SCOPE_LINK}); err != nil {
-			return fmt.Errorf("add route %s: %w", to, err)
-		}
 	}
 	for _, to := range halves {
 		if err := addLocal(h, to); err != nil {
