@@ -173,7 +173,10 @@ func (f *flow) serve() error {
 		if err := f.allow(v, []policy.Flow{named}); err != nil {
 			return err
 		}
-		if err := f.dial(); err != nil {
+		err := f.dial()
+		if refused := (*refusal)(nil); errors.As(err, &refused) {
+			return f.refuseEarly(err)
+		} else if err != nil {
 			return err
 		}
 		return f.relay(f.goDown())

@@ -35,6 +35,9 @@ type Options struct {
 	Dial func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
 	// Peers are other sandboxes that this one reaches by name; nil if it is in no named network.
 	Peers *Peers
+	// Own reports whether an address is one of the host itself, to which no connection leads. Nil asks
+	// the kernel.
+	Own func(netip.Addr) (bool, error)
 	// CA signs the certificates of connections whose requests are read within TLS. Without it these
 	// connections are refused.
 	CA *ca.Authority
@@ -108,6 +111,9 @@ func New(opts Options) *Network { return newNetwork(opts, defaults) }
 func newNetwork(opts Options, l limits) *Network {
 	if opts.Dial == nil {
 		opts.Dial = dialExactly
+	}
+	if opts.Own == nil {
+		opts.Own = ownedByHost
 	}
 	if opts.Now == nil {
 		opts.Now = time.Now
