@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"syscall"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -41,14 +42,17 @@ func (s *core) adoptNetworks() {
 	if err != nil {
 		s.log.Warn("flows of deleted sandboxes are left until the next start", "error", err)
 	}
-	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true}) {
-		if !network.Has(rec.Network) || rec.State != api.StateRunning && rec.State != api.StatePaused {
-			continue
-		}
+	records := slices.DeleteFunc(s.supervisor.List(runtime.Filter{AllTenants: true}), func(rec runtime.Record) bool {
+		return !network.Has(rec.Network) || rec.State != api.StateRunning && rec.State != api.StatePaused
+	})
+	// All are found by name before the first of them asks.
+	s.networks.Expect(records)
+	for _, rec := range records {
 		s.execs.spawn(func() {
 			lease, err := s.supervisor.Rejoin(rec.ID)
 			if err != nil {
-				return // it has ended
+				s.networks.Miss(rec.ID) // it has ended
+				return
 			}
 			defer lease.End()
 			if err := s.networks.Connect(s.execs.ctx, lease, nil); err != nil && s.execs.ctx.Err() == nil {
@@ -96,6 +100,10 @@ func (s *API) changedNetwork(rec *runtime.Record, to api.Network) (api.Network, 
 	if len(to.Secrets) > 0 {
 		return to, class.Invalidf("network.secrets: they cannot be changed; create another sandbox")
 	}
+	if len(to.Join) > 0 && !slices.Equal(to.Join, rec.Network.Join) {
+		return to, class.Invalidf("network.join: it cannot be changed; create another sandbox")
+	}
+	to.Join = rec.Network.Join
 	to, err := s.networks.Check(s.caller.Tenant, to)
 	if err != nil {
 		return to, err
