@@ -16,9 +16,9 @@ import (
 // echoes answers datagrams on port 5300 and connections on port 8000 with what came.
 const echoes = `
 import socket, threading
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+u.bind(("127.0.0.1", 5300))
 def datagrams():
-    u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    u.bind(("127.0.0.1", 5300))
     while True:
         data, source = u.recvfrom(65536)
         u.sendto(b"udp " + data, source)

@@ -34,7 +34,7 @@ func TestLearnedFromARun(t *testing.T) {
 				t.Errorf("the policy lacks %q:\n%s", want, doc)
 			}
 		}
-		again := d.CLI(t, "run", "--network", "egress:"+file, "--", "sh", "-c", program+"; curl -sSk https://site.test:8443/ && echo open")
+		again := d.CLI(t, "run", "--network", "egress:"+file, "--", "sh", "-c", program)
 		if again.Code != 7 || again.Stdout != "" || again.Stderr != "" {
 			t.Errorf("below the policy: %+v", again)
 		}
