@@ -89,14 +89,16 @@ func TestPublishedPortsAreAllBoundOrNone(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err = n.Publish(t.Context(), []api.PortMapping{
-				{Port: 80, Address: "127.0.0.1", HostPort: number, Protocol: protocol}, {Port: 82, Socket: filepath.Join(n.opts.PortDir, "both")},
+				{Port: 80, Address: "127.0.0.1", HostPort: number, Protocol: protocol},
+				{Port: 82, Socket: filepath.Join(n.opts.PortDir, "both")},
 				{Port: 81, Address: "127.0.0.1", HostPort: taken, Protocol: protocol},
 			})
 			if !errors.Is(err, class.ErrPort) {
 				t.Fatalf("a port that is taken: %v", err)
 			}
 			again, err := n.Publish(t.Context(), []api.PortMapping{
-				{Port: 80, Address: "127.0.0.1", HostPort: number, Protocol: protocol}, {Port: 82, Socket: filepath.Join(n.opts.PortDir, "both")},
+				{Port: 80, Address: "127.0.0.1", HostPort: number, Protocol: protocol},
+				{Port: 82, Socket: filepath.Join(n.opts.PortDir, "both")},
 			})
 			if err != nil {
 				t.Fatalf("the first of three are still bound: %v", err)
