@@ -89,6 +89,7 @@ func FuzzRequest(f *testing.F) {
 	for _, s := range []string{
 		`{"number":1,"add":{"id":"box","policy":"e30=","budget":{"BytesOut":1}}}`, `{"number":2,"remove":{"id":"box"}}`,
 		`{"number":3,"set_policy":{"id":"box","policy":"e30="}}`, `{"remove":{"id":"a"},"add":{"id":"b"}}`, `{"number":-1}`, `{"number":1,"remove":{"id":"\u001b"}}`,
+		`{"number":4,"set_secrets":{"id":"box","secrets":[{"Name":"a","Kind":"bearer","Value":"some-value","Binding":{"Host":"example.com","Placeholder":"sandboxd-placeholder"}}]}}`,
 	} {
 		f.Add([]byte(s), 0)
 		f.Add([]byte(s), 3)

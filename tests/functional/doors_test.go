@@ -8,8 +8,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -57,6 +59,9 @@ func TestSocketsAndDatagramsArePublished(t *testing.T) {
 			return "", err
 		}
 		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(testenv.HungAfter)); err != nil { // it only ends what hangs
+			return "", err
+		}
 		if _, err := c.Write([]byte("hello")); err != nil {
 			return "", err
 		}

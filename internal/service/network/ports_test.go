@@ -16,6 +16,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 func TestCheckPorts(t *testing.T) {
@@ -249,6 +250,7 @@ func (r *relaying) send(c *net.UDPConn, text string) {
 func (r *relaying) arrives(text string) netip.AddrPort {
 	r.t.Helper()
 	data := make([]byte, maxDatagram)
+	_ = r.server.SetReadDeadline(time.Now().Add(testenv.HungAfter))
 	n, from, err := r.server.ReadFromUDPAddrPort(data)
 	if err != nil || string(data[:n]) != text {
 		r.t.Fatalf("%.40q came, %v, want %.40q", data[:n], err, text)
@@ -262,6 +264,7 @@ func (r *relaying) answers(c *net.UDPConn, to netip.AddrPort, text string) {
 		r.t.Fatal(err)
 	}
 	data := make([]byte, maxDatagram)
+	_ = c.SetReadDeadline(time.Now().Add(testenv.HungAfter))
 	if n, err := c.Read(data); err != nil || string(data[:n]) != text {
 		r.t.Fatalf("the answer is %.40q, %v, want %.40q", data[:n], err, text)
 	}
