@@ -34,7 +34,7 @@ type doors struct {
 
 // listen makes a socket with a name that no sandbox has. No other daemon works in the directory, so
 // a socket that this one does not listen on is of a daemon that was killed, and is replaced.
-func (d *doors) listen(ctx context.Context, name string) (_ net.Listener, err error) {
+func (d *doors) listen(ctx context.Context, name string) (net.Listener, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.held[name] {
@@ -59,7 +59,7 @@ func (d *doors) listen(ctx context.Context, name string) (_ net.Listener, err er
 	if err != nil {
 		return nil, fmt.Errorf("open the directory of sockets: %w", err)
 	}
-	defer func() { err = errors.Join(err, dir.Close()) }()
+	defer dir.Close()
 	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
 		var cerr error
 		// The mode of the unbound socket is that of the file which bind makes: it never is wider.
