@@ -112,7 +112,7 @@ type PortMapping struct {
 type CreateSandbox struct {
 	Image string `json:"image,omitempty"` // reference or "host"; default "host"
 	// Snapshot is the ID or name of the snapshot to start from, instead of an Image. Environment,
-	// directory, user and profile default to those of the snapshot's sandbox.
+	// directory, user, profile and network default to those of the snapshot's sandbox.
 	Snapshot string            `json:"snapshot,omitempty"`
 	Name     string            `json:"name,omitempty"`    // unique per tenant; letters, digits, "_.-", at most 63; default: generated
 	Env      []string          `json:"env,omitempty"`     // "KEY=value", added to the image's own for every exec

@@ -531,7 +531,7 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 	}
 	r.Hostname, r.Ephemeral = buildHost, true
 	r.Timeout, r.IdleTimeout = b.perRun+margin, b.perRun+margin
-	rec, err := b.s.supervisor.Create(ctx, r)
+	rec, err := b.s.create(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -541,6 +541,7 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 		if derr := b.s.supervisor.Delete(ctx, rec.ID); !errors.Is(derr, runtime.ErrNotFound) {
 			err = errors.Join(err, derr)
 		}
+		b.s.forgetSandbox(ctx, rec.ID)
 	}()
 	if run.Script != "" {
 		err := b.s.WriteFile(ctx, rec.ID, run.Argv[0], WriteOptions{Mode: 0o755, User: "0:0"}, strings.NewReader(run.Script))

@@ -1,8 +1,11 @@
 package functional
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -68,8 +71,8 @@ func TestSharedNetwork(t *testing.T) {
 			if got := hears(t, other, "127.0.0.1", 8000); got != "ECONNREFUSED" {
 				t.Errorf("a sandbox that does not share the network hears %q", got)
 			}
-			outside := hears(t, owner, "10.0.0.1", 80)
-			if got := hears(t, guest, "10.0.0.1", 80); got != outside {
+			outside := hears(t, owner, "10.0.0.1", 5432)
+			if got := hears(t, guest, "10.0.0.1", 5432); got != outside {
 				t.Errorf("a private address says %q, and to the owner %q", got, outside)
 			}
 			kept := fork(t, d, guest.ID, api.ForkSandbox{})[0]
@@ -79,7 +82,7 @@ func TestSharedNetwork(t *testing.T) {
 			d.Kill9(t)
 			d.Launch(t)
 			serves(t, guest, 8000, "owner")
-			if got := hears(t, guest, "10.0.0.1", 80); got != outside {
+			if got := hears(t, guest, "10.0.0.1", 5432); got != outside {
 				t.Errorf("with the next daemon a private address says %q", got)
 			}
 			if mode == api.NetworkFull {
@@ -103,7 +106,7 @@ func TestSharedNetwork(t *testing.T) {
 			if got := hears(t, guest, "127.0.0.1", 8000); got != "ECONNREFUSED" {
 				t.Errorf("the server of a stopped sandbox says %q", got)
 			}
-			if got := hears(t, guest, "10.0.0.1", 80); !slices.Contains([]string{"EHOSTUNREACH", "ENETUNREACH"}, got) {
+			if got := hears(t, guest, "10.0.0.1", 5432); !slices.Contains([]string{"EHOSTUNREACH", "ENETUNREACH"}, got) {
 				t.Errorf("without its owner it hears %q", got)
 			}
 			guest.MustTurn(t, "stop", api.StopSandbox{}, api.StateStopped)
@@ -191,3 +194,79 @@ func TestSharedNetworkOfTheCommandLine(t *testing.T) {
 	}
 }
 
+// A sandbox of a snapshot has the network of the snapshot's sandbox, unless it asks for another. A
+// file has none.
+func TestSnapshotsKeepTheNetwork(t *testing.T) {
+	d := start(t)
+	const policy = "version: 1\nrules:\n- allow: example.com\n"
+	of := api.Network{Mode: api.NetworkEgress, Policy: policy, Budget: api.NetworkBudget{Hosts: 3}}
+	s := d.Create(t, api.CreateSandbox{Network: of})
+	if snap := snapshot(t, d, s.ID, api.TakeSnapshot{Name: "connected"}); !reflect.DeepEqual(snap.Network, of) {
+		t.Errorf("the snapshot says %+v", snap.Network)
+	}
+	owner := d.Create(t, api.CreateSandbox{Name: "owner"})
+	guest := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkSandbox, Sandbox: "owner"}})
+	snapshot(t, d, guest.ID, api.TakeSnapshot{Name: "guest"})
+	file := filepath.Join(t.TempDir(), "connected.tar")
+	for _, args := range [][]string{{"export", "-o", file, "connected"}, {"import", "--name", "imported", file}} {
+		if got := d.CLI(t, append([]string{"snapshots"}, args...)...); got.Code != 0 {
+			t.Fatalf("%q: %+v", args, got)
+		}
+	}
+	none := api.Network{Mode: api.NetworkNone}
+	for _, tt := range []struct {
+		snapshot  string
+		ask, want api.Network
+	}{
+		{"connected", api.Network{}, of},
+		{"connected", none, none},
+		{"connected", api.Network{Mode: api.NetworkFull}, api.Network{Mode: api.NetworkFull}},
+		{"imported", api.Network{}, none},
+		{"guest", api.Network{}, api.Network{Mode: api.NetworkSandbox, Sandbox: owner.ID}},
+	} {
+		made := d.Create(t, api.CreateSandbox{Snapshot: tt.snapshot, Network: tt.ask})
+		if !reflect.DeepEqual(made.Network, tt.want) {
+			t.Errorf("of snapshot %s with %+v: %+v", tt.snapshot, tt.ask, made.Network)
+		}
+	}
+	for flags, want := range map[string]api.NetworkMode{"": of.Mode, "--network=none": api.NetworkNone} {
+		args := slices.DeleteFunc([]string{"create", "--snapshot", "connected", "--json", flags}, func(arg string) bool { return arg == "" })
+		got := d.CLI(t, args...)
+		var made api.Sandbox
+		if err := json.Unmarshal([]byte(got.Stdout), &made); err != nil || made.Network.Mode != want {
+			t.Errorf("%q: %v: %+v", args, err, got)
+		}
+	}
+	if s := fork(t, d, s.ID, api.ForkSandbox{})[0]; !reflect.DeepEqual(s.Network, of) {
+		t.Errorf("the fork has %+v", s.Network)
+	}
+	owner.Delete(t)
+	_, err := d.TryCreate(t.Context(), api.CreateSandbox{Snapshot: "guest"})
+	wantProblem(t, err, api.CodeNotFound, owner.ID)
+}
+
+// RUN of a build has the network that was asked for, also that of a sandbox.
+func TestBuildsHaveANetwork(t *testing.T) {
+	d := start(t)
+	owner := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkFull}, Command: says("owner", 8000)})
+	serves(t, owner, 8000, "owner")
+	registry := harness.LyingRegistry(t, nil)
+	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
+	d.MustPull(t, base)
+	// Without a gateway a connection would wait.
+	const run = "nc 127.0.0.1 8000 > /server; cat /etc/resolv.conf > /resolver; nc 10.0.0.1 5432 2> /outside; true"
+	for name, network := range map[string]api.Network{
+		"none": {}, "full": {Mode: api.NetworkFull}, "shared": {Mode: api.NetworkSandbox, Sandbox: owner.ID},
+	} {
+		tag := "local/network:" + name
+		d.MustBuild(t, dockerfile(t, "FROM "+base+"\nRUN "+run+"\n"), api.Build{Tags: []string{tag}, Network: network, NoCache: true})
+		got := d.Create(t, api.CreateSandbox{Image: tag}).Sh(t, "cat /server; echo; wc -l < /resolver; cat /outside")
+		want := map[string]string{"none": "\n0\nnc: can't connect to remote host (10.0.0.1): Network is unreachable\n", "full": "\n3\n", "shared": "owner\n3\n"}[name]
+		if got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	if list := d.List(t); len(list) != 4 {
+		t.Errorf("%d sandboxes are left, want those of the test", len(list))
+	}
+}
