@@ -107,8 +107,8 @@ func (p *process) replied(r *request, files []*os.File) error {
 	return p.asker.deliver(got)
 }
 
-// peers returns what a network asks about the sandboxes in its named networks; nil if it is in none.
-// Connections to them count in its share.
+// peers returns what a network asks about the sandboxes in its named networks; nil if it is in
+// none. Connections to them count in its share.
 func (a *asker) peers(id string, networks []string, s *share) *gateway.Peers {
 	if len(networks) == 0 {
 		return nil

@@ -63,8 +63,8 @@ func (m *member) places() (all []place) {
 	return all
 }
 
-// enter makes a running sandbox a member of its named networks, unless it is one already. It returns
-// nil if the sandbox has none.
+// enter makes a running sandbox a member of its named networks, unless it is one already. It
+// returns nil if the sandbox has none.
 func (p *peers) enter(rec *runtime.Record) *member {
 	if len(rec.Network.Join) == 0 {
 		return nil
