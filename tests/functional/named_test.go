@@ -170,6 +170,16 @@ func TestNamedNetworks(t *testing.T) {
 	// The record has them, with the network.
 	harness.Eventually(t, func() error {
 		counts := make(map[string]int)
+		for _, f := range web.Flows(t) {
+			if f.Kind == api.FlowConnection && f.Reason != "" {
+				counts[fmt.Sprintf("%t %s", f.Allow, f.Reason)]++
+			}
+		}
+		for _, port := range []int{1, 2, 8001, 8002} {
+			if want := fmt.Sprintf("true connect to Db port %d: connection refused", port); counts[want] == 0 {
+				return fmt.Errorf("the record has %v, and not %q", counts, want)
+			}
+		}
 		for _, f := range cache.Flows(t) {
 			if f.Kind == api.FlowConnection {
 				counts[fmt.Sprintf("%t %s %s:%d %s", f.Allow, f.Name, f.Address, f.Port, f.Rule)]++

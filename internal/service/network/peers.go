@@ -3,12 +3,14 @@ package network
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"hash/fnv"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/netns"
@@ -166,6 +168,9 @@ func (n *Networks) dialPeer(ctx context.Context, id string, to netip.AddrPort) (
 		return nil, peer, err
 	}
 	c, err := n.dial(ctx, of, to.Port(), netns.ConnectOwn)
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		err = errno // the record names peer and port itself
+	}
 	return c, peer, err
 }
 
