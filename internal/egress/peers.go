@@ -12,8 +12,8 @@ import (
 )
 
 // Peers is the daemon's knowledge of sandboxes that share named networks. The network that asks is
-// one that the gateway serves, by its ID. Both functions fail with [gateway.ErrNoPeer] unless a peer
-// of that network has the name or address: a gateway that was taken over asks for anything.
+// one that the gateway serves, by its ID. Both functions fail with [gateway.ErrNoPeer] unless a
+// peer of that network has the name or address: a gateway that was taken over asks for anything.
 type Peers struct {
 	Find func(network string, name policy.Name) (gateway.Peer, error)
 	// Dial connects within a bounded time. The peer is valid with other errors too.
@@ -21,7 +21,8 @@ type Peers struct {
 }
 
 // mostAsks bounds the asks of one network that are under way. A network that replaces one with the
-// same ID, whose asks are not answered yet, has its own beside: twice those of names and connections.
+// same ID, whose asks are not answered yet, has its own beside: twice those of names and
+// connections.
 const mostAsks = 4 * maxAsks
 
 // asked replies to an ask of a gateway process. An error is that of a process that was taken over.

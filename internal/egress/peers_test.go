@@ -259,6 +259,9 @@ func TestRepliesThatComeLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ours.Close()
+	if err := ours.SetReadDeadline(time.Now().Add(testenv.HungAfter)); err != nil {
+		t.Fatal(err)
+	}
 	if err := a.deliver(received{reply: reply{Number: q.Number}, file: theirs}); err != nil {
 		t.Error(err)
 	}
@@ -271,6 +274,23 @@ func TestRepliesThatComeLate(t *testing.T) {
 	}
 	if len(a.open) > 0 {
 		t.Errorf("left: %v", a.open)
+	}
+}
+
+// Connections to peers count in the share of their network, and are not asked for beyond it.
+func TestConnectionsToPeersAreShared(t *testing.T) {
+	s := newPool(0).share()
+	for s.take(context.WithValue(t.Context(), new(int), 0)) == nil { // a context for each flow
+	}
+	a := newAsker(func(q *ask) error {
+		t.Errorf("asked for %+v", q)
+		return errLost
+	})
+	if _, _, err := a.peers("a", []string{"net"}, s).Dial(t.Context(), netip.AddrPortFrom(web.Addr, 80)); err == nil {
+		t.Error("connected beyond the share")
+	}
+	if a.peers("a", nil, s) != nil {
+		t.Error("a sandbox in no named network has peers")
 	}
 }
 
@@ -303,8 +323,8 @@ func (s sandbox) listen(t *testing.T, address string) {
 	}()
 }
 
-// ends connects from within and returns how the connection ends; a reset may come before connect has
-// returned.
+// ends connects from within and returns how the connection ends; a reset may come before connect
+// has returned.
 func (s sandbox) ends(t *testing.T, address string) error {
 	t.Helper()
 	return osthread.Run(func() error {
@@ -324,8 +344,8 @@ func (s sandbox) ends(t *testing.T, address string) error {
 	})
 }
 
-// The confined gateway connects two namespaces over the daemon, many at once, and again after it was
-// killed. Servers on a sandbox's loopback are not reached.
+// The confined gateway connects two namespaces over the daemon, many at once, and again after it
+// was killed. Servers on a sandbox's loopback are not reached.
 func TestPathToAPeer(t *testing.T) {
 	if !inWorld(t) {
 		return

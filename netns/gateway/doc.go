@@ -19,9 +19,10 @@
 //
 // # Peers
 //
-// A sandbox in a named network reaches the others there by name. The gateway knows none of them: it
-// asks [Peers], which its user answers, about each name that could be theirs and for each connection
-// to an address of [policy.PeerAddresses]. Their bytes are relayed unread, and no policy is asked.
+// A sandbox in a named network reaches the others there by name. The gateway knows none of them:
+// it asks [Peers], which its user answers, about each name that could be theirs and for each
+// connection to an address of [policy.PeerAddresses]. Their bytes are relayed unread, and no
+// policy is asked.
 //
 // # First bytes
 //

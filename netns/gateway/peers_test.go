@@ -51,7 +51,7 @@ func joined(t *testing.T, doc string, change ...func(*Options, *limits)) (*world
 		asked = append(asked, what.String())
 	}
 	peers := &Peers{
-		Networks: []string{"front", "back"},
+		Networks: []string{"front", "back", "sandboxd"},
 		Find: func(_ context.Context, name policy.Name) (Peer, error) {
 			note(name)
 			switch name.String() {

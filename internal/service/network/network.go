@@ -219,9 +219,9 @@ func document(net api.Network) []byte {
 		return publicDocument()
 	case api.NetworkEgress:
 		return []byte(net.Policy)
-	default:
-		return []byte("version: 1\nrules: []\n")
+	case api.NetworkNone: // in named networks only
 	}
+	return []byte("version: 1\nrules: []\n")
 }
 
 func budget(b api.NetworkBudget) gateway.Budget {
