@@ -569,8 +569,8 @@ func (f *flow) record(err error) {
 	recorded := f.recorded && f.server == nil
 	f.mu.Unlock()
 	e.note(err)
-	if e.Allow && e.Reason == "" && e.Protocol == "dns" || recorded {
-		return
+	if e.Allow && e.Protocol == "dns" || recorded {
+		return // it led nowhere, however it ended; its questions are recorded
 	}
 	f.n.record(e)
 }
