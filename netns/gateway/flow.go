@@ -169,7 +169,9 @@ func (f *flow) serve() error {
 }
 
 // refuseEarly refuses a connection before its bytes were read. On port 80 it reads them, so that
-// the program is told the reason.
+// the program is told the reason: a response before the request would be taken for none. A client
+// that says nothing is reset when the time for a head is over. A shorter time would take the reason
+// from programs that are slow.
 func (f *flow) refuseEarly(err error) error {
 	if f.dst.Port() == 80 && f.waitHead() == nil {
 		if kind, kindErr := classify(f.client.reader()); kindErr == nil && kind == kindHTTP {
