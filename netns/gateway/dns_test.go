@@ -300,6 +300,31 @@ func TestDNSTruncates(t *testing.T) {
 	}
 }
 
+// A connection for DNS leads nowhere: it is not recorded as one that was allowed, nor if it ends
+// badly. Its questions are recorded.
+func TestDNSOverTCPIsNoConnection(t *testing.T) {
+	w := newDNS(t)
+	w.host("web.test", "93.184.215.14")
+	for i, half := range []bool{false, true} {
+		c := w.dial("8.8.8.8:53")
+		msg := question1(t, []string{"web.test", "evil.test"}[i], dnsmessage.TypeA, false)
+		_, _ = c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(msg))), msg...))
+		if _, err := io.ReadFull(c, make([]byte, 2+len(msg))); err != nil {
+			t.Fatal(err)
+		}
+		if half {
+			_, _ = c.Write([]byte{0})
+		}
+		_ = c.SetLinger(0) // a reset
+		_ = c.Close()
+	}
+	for _, e := range w.all() {
+		if e.Kind != Query {
+			t.Errorf("%+v", e)
+		}
+	}
+}
+
 func TestDNSOverTCPRefuses(t *testing.T) {
 	for name, in := range map[string]string{
 		"no DNS":   "\x00\x03abc",

@@ -160,7 +160,8 @@ func (q *Request) DropUpgrade() {
 		}
 		fields = append(fields, g)
 	}
-	q.Raw, q.Fields = append(raw, "\r\n"...), fields
+	raw = append(raw, "\r\n"...)
+	q.Raw, q.Fields = raw, fields
 }
 
 // readHost reads the Host field and the target.
