@@ -78,6 +78,7 @@ func BenchmarkRequest(b *testing.B) {
 		}
 		slices.Sort(times)
 		b.ReportMetric(float64(times[len(times)/2].Microseconds()), "p50-µs")
+		b.ReportMetric(float64(times[len(times)/10].Microseconds()), "p10-µs")
 		b.ReportMetric(float64((spent()-begin).Microseconds())/float64(len(times)), "gateway-µs/op")
 		return nil
 	})
