@@ -82,14 +82,16 @@ func (c *conn) receive() {
 			}
 			continue
 		}
-		e, err := m.Event.event()
-		if err != nil {
-			c.fail(err)
-			return
+		for i := range m.Events {
+			e, err := m.Events[i].event()
+			if err != nil {
+				c.fail(err)
+				return
+			}
+			c.event(e)
 		}
-		c.event(e)
 		now := c.time.now()
-		if r := limit.ReserveN(now, 1); r.DelayFrom(now) > 0 {
+		if r := limit.ReserveN(now, len(m.Events)); r.DelayFrom(now) > 0 {
 			// A gateway that was taken over must not have all of the daemon's processor time. An honest one
 			// drops events and counts them meanwhile.
 			<-c.time.after(r.DelayFrom(now))

@@ -12,7 +12,7 @@
 //	  │◄──────────────────────────── {"answer": …} ──── │
 //	  │ {"number":2,"set_policy":{…}} ────────────────► │  resets the connections that the policy refuses
 //	  │ {"number":3,"remove":{…}} ────────────────────► │  resets all connections, then answers
-//	  │◄───────────────────────────── {"event": …} ──── │  at any time, in order per network
+//	  │◄───────────────────────────── {"events": …} ─── │  at any time, in order per network
 //	  │ end of file ──────────────────────────────────► │  ends
 //
 // Neither side trusts the other. Packets have one bounded JSON value without unknown fields. A

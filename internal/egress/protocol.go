@@ -88,11 +88,11 @@ type remove struct {
 	ID string `json:"id"`
 }
 
-// A message is a packet from the gateway. One of its pointers is set.
+// A message is a packet from the gateway. One of its pointers is set, or there are events.
 type message struct {
 	Hello  *hello  `json:"hello,omitempty"`
 	Answer *answer `json:"answer,omitempty"`
-	Event  *event  `json:"event,omitempty"`
+	Events []event `json:"events,omitempty"`
 }
 
 // hello is the first message, sent when the gateway is confined.
@@ -139,6 +139,31 @@ func toWire(e gateway.Event) *event {
 		Method: clean(e.Method, maxMethod), Path: clean(e.Path, maxPath), Status: min(max(0, e.Status), maxStatus), Allow: e.Allow,
 		Rule: clean(e.Rule, maxRule), Reason: clean(e.Reason, maxReason), Out: max(0, e.Out), In: max(0, e.In), Lost: e.Lost, Spent: e.Spent,
 	}
+}
+
+// eventPackets returns messages with events, as many in each as fit.
+func eventPackets(all []gateway.Event) (packets [][]byte) {
+	const begin, end = `{"events":[`, `]}`
+	packet := []byte(begin)
+	for _, e := range all {
+		one, err := encode(toWire(e))
+		if err != nil {
+			continue // none has a value that JSON does not
+		}
+		one = bytes.TrimSpace(one)
+		if len(packet) > len(begin) && len(packet)+len(one)+len(",")+len(end) > messages.MaxBytes {
+			packets = append(packets, append(packet, end...))
+			packet = []byte(begin)
+		}
+		if len(packet) > len(begin) {
+			packet = append(packet, ',')
+		}
+		packet = append(packet, one...)
+	}
+	if len(packet) > len(begin) {
+		packets = append(packets, append(packet, end...))
+	}
+	return packets
 }
 
 // wellFormed leaves out what is no name: a sandbox must not make the daemon take this gateway for
@@ -233,7 +258,7 @@ func plausible(s gateway.Spent, known int) bool {
 // check reports a message that has no single kind, or text over its bound.
 func (m *message) check() error {
 	switch {
-	case m.Hello != nil && m.Answer == nil && m.Event == nil:
+	case m.Hello != nil && m.Answer == nil && m.Events == nil:
 		if len(m.Hello.Missing) > maxNotes || m.Hello.Landlock < 0 || m.Hello.Networks < 0 {
 			return errors.New("malformed hello")
 		}
@@ -242,11 +267,11 @@ func (m *message) check() error {
 				return errors.New("malformed hello")
 			}
 		}
-	case m.Answer != nil && m.Hello == nil && m.Event == nil:
+	case m.Answer != nil && m.Hello == nil && m.Events == nil:
 		if !isClean(m.Answer.Error, maxError) {
 			return errors.New("malformed answer")
 		}
-	case m.Event != nil && m.Hello == nil && m.Answer == nil:
+	case len(m.Events) > 0 && m.Hello == nil && m.Answer == nil:
 	default:
 		return errors.New("message of no kind or several")
 	}

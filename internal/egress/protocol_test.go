@@ -1,7 +1,9 @@
 package egress
 
 import (
+	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -29,23 +31,29 @@ func FuzzEvent(f *testing.F) {
 			Network: "box", Kind: gateway.Request, Time: time.Unix(0, n), Duration: time.Duration(n), Protocol: "http", Name: parsed.String(), Addr: a, Port: port,
 			Method: method, Path: path, Status: status, Rule: rule, Reason: reason, Out: n, In: n, Lost: uint64(n),
 		}
-		packet, err := encode(&message{Event: toWire(e)})
-		if err != nil {
-			t.Fatal(err)
+		const sent = 40
+		received := 0
+		for _, packet := range eventPackets(slices.Repeat([]gateway.Event{e}, sent)) {
+			if len(packet) > messages.MaxBytes {
+				t.Errorf("a packet of %d bytes", len(packet))
+			}
+			var m message
+			if err := errors.Join(decode(packet, &m), m.check()); err != nil {
+				t.Fatal(err)
+			}
+			received += len(m.Events)
+			for i := range m.Events {
+				got, err := m.Events[i].event()
+				if err != nil {
+					t.Errorf("%v: %s", err, packet)
+				}
+				if isClean(path, maxPath) && got.Path != path {
+					t.Errorf("the path %q became %q", path, got.Path)
+				}
+			}
 		}
-		if len(packet) > messages.MaxBytes {
-			t.Errorf("a packet of %d bytes", len(packet))
-		}
-		var m message
-		if err := decode(packet, &m); err != nil {
-			t.Fatal(err)
-		}
-		got, err := m.Event.event()
-		if err != nil {
-			t.Errorf("%v: %s", err, packet)
-		}
-		if isClean(path, maxPath) && got.Path != path {
-			t.Errorf("the path %q became %q", path, got.Path)
+		if received != sent {
+			t.Errorf("%d events of %d", received, sent)
 		}
 	})
 }
@@ -54,8 +62,8 @@ func FuzzEvent(f *testing.F) {
 func FuzzMessage(f *testing.F) {
 	for _, s := range []string{
 		`{"hello":{"landlock":6,"networks":40}}`, `{"answer":{"number":1,"error":"x"}}`, `{}`, `{"answer":{"number":1},"hello":{"landlock":1}}`,
-		`{"event":{"network":"box","kind":"connection","time":1,"duration":2,"protocol":"tcp","addr":"1.2.3.4"}}`,
-		`{"event":{"network":"box","kind":"connection","protocol":"tcp","addr":"fe80::1%eth0"}}`, `{"event":null}`, `{"answer":{"number":1}} {}`, `[`, `{"more":1}`,
+		`{"events":[{"network":"box","kind":"connection","time":1,"duration":2,"protocol":"tcp","addr":"1.2.3.4"}]}`,
+		`{"events":[{"network":"box","kind":"connection","protocol":"tcp","addr":"fe80::1%eth0"}]}`, `{"events":[]}`, `{"answer":{"number":1}} {}`, `[`, `{"more":1}`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -64,9 +72,8 @@ func FuzzMessage(f *testing.F) {
 		if decode(packet, &m) != nil || m.check() != nil {
 			return
 		}
-		switch {
-		case m.Event != nil:
-			e, err := m.Event.event()
+		for i := range m.Events {
+			e, err := m.Events[i].event()
 			if err != nil {
 				return
 			}
@@ -78,7 +85,8 @@ func FuzzMessage(f *testing.F) {
 			if e.Out < 0 || e.In < 0 || e.Duration < 0 || e.Status < 0 || e.Addr.Zone() != "" {
 				t.Errorf("%+v", e)
 			}
-		case m.Answer != nil && len(m.Answer.Error) > maxError:
+		}
+		if m.Answer != nil && len(m.Answer.Error) > maxError {
 			t.Errorf("%+v", m.Answer)
 		}
 	})
@@ -88,9 +96,10 @@ func FuzzMessage(f *testing.F) {
 func FuzzRequest(f *testing.F) {
 	for _, s := range []string{
 		`{"number":1,"add":{"id":"box","policy":"e30=","budget":{"BytesOut":1}}}`, `{"number":2,"remove":{"id":"box"}}`,
-		`{"number":3,"set_policy":{"id":"box","policy":"e30="}}`, `{"remove":{"id":"a"},"add":{"id":"b"}}`, `{"number":-1}`, `{"number":1,"remove":{"id":"\u001b"}}`,
+		`{"number":3,"set_policy":{"id":"box","policy":"e30="}}`, `{"remove":{"id":"a"},"add":{"id":"b"}}`, `{"number":-1}`, `{"report":true}`, `{"number":1,"remove":{"id":"\u001b"}}`,
 	} {
 		f.Add([]byte(s), 0)
+		f.Add([]byte(s), 1)
 		f.Add([]byte(s), 3)
 	}
 	f.Fuzz(func(t *testing.T, packet []byte, files int) {
@@ -99,12 +108,12 @@ func FuzzRequest(f *testing.F) {
 			return
 		}
 		ids := 0
-		for _, set := range []bool{r.Add != nil, r.SetPolicy != nil, r.Remove != nil} {
+		for _, set := range []bool{r.Add != nil, r.SetPolicy != nil, r.Remove != nil, r.Report} {
 			if set {
 				ids++
 			}
 		}
-		if ids != 1 || (r.Add != nil) != (files == 3) {
+		if ids != 1 || (r.Add != nil) != (files == 3) || r.Report != (files == 1) {
 			t.Errorf("%s with %d files", packet, files)
 		}
 	})

@@ -413,10 +413,10 @@ func TestRecordMayBlock(t *testing.T) {
 	block, entered := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	var got []Event
-	r := startRecorder(func(e Event) {
+	r := startRecorder(each(func(e Event) {
 		once.Do(func() { close(entered); <-block })
 		got = append(got, e)
-	})
+	}))
 	r.add(Event{Port: 1})
 	<-entered
 	for i := range maxEvents + 10 {
@@ -620,7 +620,7 @@ func TestDialExactly(t *testing.T) {
 func TestDestination(t *testing.T) {
 	for _, listen := range []string{"127.0.0.1:0", "[::]:0"} {
 		events := make(chan Event, 10)
-		n := New(Options{ID: "box", Record: func(e Event) { events <- e }})
+		n := New(Options{ID: "box", Record: each(func(e Event) { events <- e })})
 		l, err := net.Listen("tcp", listen)
 		if err != nil {
 			t.Fatal(err)
