@@ -684,3 +684,29 @@ func TestNothingIsLeft(t *testing.T) {
 		t.Errorf("%d descriptors, %d before", after, before)
 	}
 }
+
+// A connection ends with the response that announces it, although the server does not close it.
+func TestAnnouncedEndIsNotWaitedFor(t *testing.T) {
+	w := newWorld(t, lan)
+	w.host("web.test", "93.184.215.14")
+	ended := make(chan error, 1)
+	w.raw("93.184.215.14:80", func(c *net.TCPConn) {
+		_, _ = http.ReadRequest(bufio.NewReader(c)) // its answer is fixed
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+		_, err := io.Copy(io.Discard, c)
+		ended <- err
+	})
+	w.resolve("web.test", dnsmessage.TypeA)
+	c := w.dial("93.184.215.14:80")
+	r := bufio.NewReader(c)
+	if p, body := get(t, c, r, "GET", getFrom("web.test", "/")); p.StatusCode != 200 || body != "ok" {
+		t.Errorf("%d %q", p.StatusCode, body)
+	}
+	if _, err := r.ReadByte(); err != io.EOF {
+		t.Errorf("the client's connection ends with %v", err)
+	}
+	_ = c.Close()
+	if err := <-ended; err != nil {
+		t.Errorf("the server's connection ends with %v", err)
+	}
+}
