@@ -98,8 +98,8 @@ func crashed(report string) string {
 }
 
 // blame counts a crash against the network that caused it, whose id it returns, with what that
-// network's record is told. The process may have been taken over and blame another one: it can
-// refuse that its connections as well.
+// network's record is told. The process may have been taken over and blame another one,
+// whose connections it could refuse as well.
 func (g *Gateway) blame(c *conn, at time.Time) (id, told string) {
 	id = c.blamed()
 	g.mu.Lock()

@@ -113,6 +113,12 @@ func (e events) next(t testing.TB) gateway.Event {
 // startGateway starts a gateway for a test, or a program that acts as one.
 func startGateway(t testing.TB, role ...string) (*Gateway, *starter, events) {
 	t.Helper()
+	return startGatewayFor(t, Peers{}, role...)
+}
+
+// startGatewayFor is startGateway for a daemon that knows peers.
+func startGatewayFor(t testing.TB, peers Peers, role ...string) (*Gateway, *starter, events) {
+	t.Helper()
 	requirePureGo(t)
 	s, e := &starter{t: t, role: role}, events{make(chan gateway.Event, 100000)}
 	// Pauses between starts end at once, and the times for answers never.
@@ -123,7 +129,7 @@ func startGateway(t testing.TB, role ...string) (*Gateway, *starter, events) {
 		return time.After(0)
 	}}
 	g, err := Start(t.Context(), Config{
-		Start: s.start, Events: func(v gateway.Event) { e.queue <- v }, Log: slog.New(slog.DiscardHandler), time: patient,
+		Start: s.start, Events: func(v gateway.Event) { e.queue <- v }, Peers: peers, Log: slog.New(slog.DiscardHandler), time: patient,
 	})
 	if err != nil {
 		t.Fatal(err)

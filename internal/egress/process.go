@@ -97,6 +97,7 @@ type process struct {
 	resolver *resolver
 	roots    *x509.CertPool // of the host
 	sending  sync.Mutex
+	asker    *asker
 	networks map[string]*served // of serve only
 }
 
@@ -112,7 +113,9 @@ func newProcess(conn *net.UnixConn) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the daemon's socket: %w", err)
 	}
-	return &process{conn: conn, raw: raw, networks: make(map[string]*served)}, nil
+	p := &process{conn: conn, raw: raw, networks: make(map[string]*served)}
+	p.asker = newAsker(func(a *ask) error { return p.send(&message{Ask: a}) })
+	return p, nil
 }
 
 // serve handles the daemon's requests one after the other, until it closes the socket.
@@ -135,6 +138,12 @@ func (p *process) serve(h *hello) error {
 			// Malformed, which our daemon's are not, or without its descriptors because the table is full,
 			// which the bound on networks prevents. The daemon replaces this process.
 			return fmt.Errorf("receive a request: %w", err)
+		}
+		if r.Reply != nil {
+			if err := p.replied(&r, unixmsg.Files(fds, "peer")); err != nil {
+				return err
+			}
+			continue
 		}
 		a := answer{Number: r.Number}
 		pprof.Do(context.Background(), pprof.Labels(labelNetwork, r.id()), func(context.Context) {
@@ -203,6 +212,8 @@ func (p *process) handle(r *request, files []*os.File) error {
 			return fmt.Errorf("set policy: %w", err)
 		}
 		s.network.SetPolicy(parsed)
+	case r.SetSecrets != nil:
+		return p.setSecrets(r.SetSecrets)
 	case r.Report:
 		return reportCrashes(files[0])
 	case r.Remove != nil:
@@ -237,6 +248,7 @@ func (p *process) add(a *add, files []*os.File) error {
 	}
 	n := gateway.New(gateway.Options{
 		ID: a.ID, Policy: parsed, Budget: a.Budget, Spent: a.Spent, CA: authority, Roots: p.roots, Secrets: placed, Quarantined: a.Quarantined, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Pool: p.pool,
+		Peers:  p.asker.peers(a.ID, a.Networks),
 		Record: p.sendEvents,
 	})
 	p.networks[a.ID] = serveNetwork(n, s)
@@ -250,14 +262,8 @@ func (a *add) inspection() (authority *ca.Authority, placed []gateway.Secret, er
 			return nil, nil, err
 		}
 	}
-	for i := range a.Secrets {
-		s, err := a.Secrets[i].Gateway()
-		if err != nil {
-			return nil, nil, err
-		}
-		placed = append(placed, s)
-	}
-	return authority, placed, nil
+	placed, err = bound(a.Secrets)
+	return authority, placed, err
 }
 
 // sockets are those of one sandbox, made inside.

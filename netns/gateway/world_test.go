@@ -77,6 +77,9 @@ func each(f func(Event)) func([]Event) {
 	}
 }
 
+// ownAddr is the public address of the gateway's host.
+var ownAddr = netip.MustParseAddr("93.184.215.1")
+
 var errNoHost = errors.New("no route to host")
 
 func newWorld(t testing.TB, doc string, change ...func(*Options, *limits)) *world {
@@ -110,6 +113,7 @@ func newWorld(t testing.TB, doc string, change ...func(*Options, *limits)) *worl
 		},
 	}
 	l := defaults
+	opts.Own = func(addr netip.Addr) (bool, error) { return addr == ownAddr, nil }
 	for _, f := range change {
 		f(&opts, &l)
 	}
