@@ -89,8 +89,9 @@ func (c *conn) receive() {
 				c.fail(err)
 				return
 			}
-		default:
-			e, err := m.Event.event()
+		}
+		for i := range m.Events {
+			e, err := m.Events[i].event()
 			if err != nil {
 				c.fail(err)
 				return
@@ -98,7 +99,7 @@ func (c *conn) receive() {
 			c.event(e)
 		}
 		now := c.time.now()
-		if r := limit.ReserveN(now, 1); r.DelayFrom(now) > 0 {
+		if r := limit.ReserveN(now, max(1, len(m.Events))); r.DelayFrom(now) > 0 {
 			// A gateway that was taken over must not have all of the daemon's processor time. An honest one
 			// drops events and counts them meanwhile.
 			<-c.time.after(r.DelayFrom(now))

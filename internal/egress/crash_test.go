@@ -239,3 +239,16 @@ func TestSpent(t *testing.T) {
 		t.Errorf("%+v", next)
 	}
 }
+
+// The check for doctor tells a bound that is lower than the number of sandboxes.
+func TestCheckTellsTheBound(t *testing.T) {
+	for networks, told := range map[int]bool{enough - 1: true, enough: false} {
+		g, _ := perform(t, func(gateway.Event) {}, func(p *player) {
+			p.say(fmt.Sprintf(`{"hello":{"landlock":1,"networks":%d}}`, networks))
+			_, _ = p.hear() // until the end
+		})
+		if c := g.Check(); !c.OK || strings.Contains(c.Found, "LimitNOFILE") != told {
+			t.Errorf("%d networks: %+v", networks, c)
+		}
+	}
+}

@@ -83,6 +83,8 @@ const (
 	gapIn = 10 * time.Second
 	// maxTries bounds the processes that one operation may see end.
 	maxTries = 3
+	// enough is the number of sandboxes that a daemon may have at a time.
+	enough = 1000
 )
 
 // Gateway is the daemon's client of the gateway process, which it replaces when it ends. Its
@@ -658,6 +660,9 @@ func (g *Gateway) Check() api.Check {
 		}
 	case !c.OK:
 		c.Found = fmt.Sprintf("without capabilities, held by a filter of system calls; serves at most %d sandboxes", g.hello.Networks)
+	}
+	if g.conn != nil && g.hello.Networks < enough {
+		c.Found += fmt.Sprintf(" (%d take a higher hard limit of open files: ulimit -Hn, LimitNOFILE=)", enough)
 	}
 	for _, missing := range g.hello.Missing {
 		c.Found += "; " + missing

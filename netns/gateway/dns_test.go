@@ -401,7 +401,7 @@ func TestDNSMessages(t *testing.T) {
 
 // An answer comes from the address that was asked.
 func TestDNSAnswersFromTheAddressAsked(t *testing.T) {
-	n := New(Options{Record: func(Event) {}})
+	n := New(Options{Record: func([]Event) {}})
 	defer n.Close()
 	for _, tc := range []struct{ network, listen, ask string }{
 		{"udp4", "0.0.0.0:0", "127.0.0.2"},
@@ -443,7 +443,7 @@ func FuzzDNS(f *testing.F) {
 		f.Add(question1(f, name, dnsmessage.TypeAAAA, false))
 		f.Add(question1(f, name, 65, true))
 	}
-	w := newDNS(f, func(o *Options, _ *limits) { o.Record = func(Event) {} })
+	w := newDNS(f, func(o *Options, _ *limits) { o.Record = func([]Event) {} })
 	w.host("a.cdn.test", "127.0.0.1", "93.184.215.14", "64:ff9b::7f00:1", "fd00::1")
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		if len(msg) > maxQuery {

@@ -69,7 +69,8 @@
 //
 // # Bounds
 //
-// All counts are per network, so that one cannot take what another needs. A connection holds no
+// All counts are per network, so that one cannot take what another needs. Descriptors are shared by
+// the networks of a process: each one has a minimum, see [Pool]. A connection holds no
 // buffer while it is idle; one of TLS that ends here holds some, and may hold 1.5 MB while one side
 // is slow. Frames of HTTP/2 that carry nothing are bounded in their rate, those of one head in
 // number. Connections reset when the process dies, because both sides have
