@@ -2,7 +2,9 @@ package network
 
 import (
 	"maps"
+	"net/http"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -45,6 +47,30 @@ func TestClients(t *testing.T) {
 				}
 				noRefusals(t, s.Flows(t))
 			})
+		}
+	})
+}
+
+// The same clients work where the gateway reads their requests. They trust what the sandbox does.
+func TestInspectedClients(t *testing.T) {
+	ops := slices.DeleteFunc(clientOps(), func(o op.Op) bool {
+		// Where requests are read, a path that servers read differently is refused.
+		return !strings.HasPrefix(o.Name, "https-") && !strings.HasPrefix(o.Name, "http2") || o.Name == "https-odd-path"
+	})
+	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+		t.Helper()
+		site(t, w, nil)
+		s := connected(t, d, "default", allowedInspected)
+		s.Sh(t, `cp "$SSL_CERT_FILE" `+op.CA)
+		for i, r := range probe(t, s, ops) {
+			if r.Error != "" {
+				t.Errorf("%s: %s", ops[i].Name, r.Error)
+			}
+		}
+		flows := s.Flows(t)
+		noRefusals(t, flows)
+		if !slices.ContainsFunc(flows, func(f api.Flow) bool { return f.Kind == api.FlowRequest && f.Port == 443 && f.Status == http.StatusOK }) {
+			t.Error("no request within TLS is recorded")
 		}
 	})
 }
