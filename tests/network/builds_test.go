@@ -29,7 +29,7 @@ func TestBuildsFetch(t *testing.T) {
 		t.Helper()
 		ca := site(t, w, files)
 		d.ImportDebian(t, "localhost/tools", "curl", "git", "python3-pip", "coreutils", "grep", "dash")
-		for mode, policy := range map[string]string{"relayed": allowed, "inspected": allowedInspected} {
+		for mode, policy := range modes(t, d) {
 			t.Run(mode, func(t *testing.T) {
 				env := ""
 				if mode == "relayed" {
