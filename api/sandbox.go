@@ -53,12 +53,13 @@ type IOLimits struct {
 // NetworkMode selects the network of a sandbox. None of them is the host's.
 type NetworkMode string
 
-// The network modes. In the last two every connection ends at the sandbox's gateway, which asks the
-// policy and makes its own from the host.
+// The network modes. In full and egress every connection ends at the sandbox's gateway, which asks
+// the policy and makes its own from the host.
 const (
-	NetworkNone   NetworkMode = "none"   // a loopback interface and no route: the default
-	NetworkFull   NetworkMode = "full"   // all public addresses; private and special-purpose ones are refused
-	NetworkEgress NetworkMode = "egress" // what the policy allows
+	NetworkNone    NetworkMode = "none"    // a loopback interface and no route: the default
+	NetworkFull    NetworkMode = "full"    // all public addresses; private and special-purpose ones are refused
+	NetworkEgress  NetworkMode = "egress"  // what the policy allows
+	NetworkSandbox NetworkMode = "sandbox" // the network of another sandbox, loopback included
 )
 
 // Network describes the network of a sandbox.
@@ -68,9 +69,17 @@ type Network struct {
 	// egress, which needs one.
 	Policy string        `json:"policy,omitempty"`
 	Budget NetworkBudget `json:"budget,omitzero"`
-	// Secrets are names of the operator's secrets, which the gateway puts into requests. The sandbox
-	// has placeholders. They need a rule that inspects requests.
+	// Secrets are names of the caller's secrets, which the gateway puts into requests. The sandbox has
+	// placeholders. They need a rule that inspects requests.
 	Secrets []string `json:"secrets,omitempty"`
+	// Sandbox is the ID or name of a sandbox of the tenant that runs, whose network is shared; only for
+	// sandbox. Policy, budget, secrets, ports and flows are that one's. Responses have its ID.
+	Sandbox string `json:"sandbox,omitempty"`
+	// Join are the names of at most 8 networks of the tenant, with any mode. The sandboxes in a network
+	// reach each other by name: NAME, NAME.NETWORK or NAME.NETWORK.internal. A network exists while a
+	// sandbox names it. A name has up to 63 lower-case letters, digits and inner hyphens, not digits
+	// alone. It cannot be changed later.
+	Join []string `json:"join,omitempty"`
 }
 
 // NetworkBudget bounds what a sandbox's network does while the sandbox runs. What exceeds it is

@@ -386,6 +386,39 @@ func TestDial(t *testing.T) {
 	empty(t, n)
 }
 
+// By the sandbox's own addresses, servers on its loopback are not reached, nor the gateway's sockets.
+func TestConnectOwn(t *testing.T) {
+	n := namespace(t)
+	serve(t, n, "tcp4", "0.0.0.0:8080")
+	serve(t, n, "tcp6", "[::]:8081")
+	serve(t, n, "tcp4", Address4.String()+":8082")
+	serve(t, n, "tcp6", "["+Address6.String()+"]:8083")
+	serve(t, n, "tcp4", "127.0.0.1:8084")
+	serve(t, n, "tcp6", "[::1]:8085")
+	for port, want := range map[uint16]string{
+		8080: "0.0.0.0:8080", 8081: "[::]:8081", 8082: "192.0.2.1:8082", 8083: "[2001:db8::1]:8083", 8084: "", 8085: "", 8086: "", portStream: "", portDNSTCP: "",
+	} {
+		s, err := Socket(n.NS, "tcp")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := ConnectOwn(t.Context(), s, port)
+		_ = s.Close()
+		if err != nil {
+			if want != "" || !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("port %d: %v", port, err)
+			}
+			continue
+		}
+		limit(t, c)
+		if got, err := io.ReadAll(c); err != nil || string(got) != want {
+			t.Errorf("port %d: %q, %v, want %q", port, got, err, want)
+		}
+		_ = c.Close()
+	}
+	empty(t, n)
+}
+
 // A server that accepts nothing fills its queue; a connection then waits, as long as its context.
 func TestDialEndsWithItsContext(t *testing.T) {
 	n := namespace(t)

@@ -27,6 +27,10 @@ var (
 		ID: "5d0c2f7e1a64", Name: "base", Sandbox: running.ID, SandboxName: "work", Image: toolImage, ImageDigest: digest, Layers: 1,
 		CreatedAt: at, Size: 10240, Entries: 3, Consistent: true,
 	}
+	github = api.Secret{
+		Name: "github", Kind: api.SecretBearer, Host: "api.github.com", Port: 443, Methods: []string{"GET"}, Paths: []string{"/repos/*"}, Variable: "GITHUB_TOKEN",
+		CreatedAt: at, ChangedAt: at,
+	}
 	usage    = api.Usage{WallMS: 1.9, CPUMS: 1.2, MemoryPeak: 4 << 20}
 	detached = api.Exec{
 		ID: "9b1e6c", Sandbox: running.ID, Argv: []string{"make", "-C", "/src"}, User: "0", Cwd: "/", Detached: true, PID: 7, State: api.ExecRunning,

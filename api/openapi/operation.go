@@ -51,7 +51,7 @@ type Answer struct {
 }
 
 // Names are the values of path parameters in examples.
-var Names = map[string]string{"id": "work", "exec": "main", "snapshot": "base", "profile": "hardened", "run": "run-1", "port": "8000"}
+var Names = map[string]string{"id": "work", "exec": "main", "snapshot": "base", "profile": "hardened", "run": "run-1", "port": "8000", "secret": "github"}
 
 // parameters describes path parameters.
 var parameters = map[string]string{
@@ -61,6 +61,7 @@ var parameters = map[string]string{
 	"profile":  "Name of a profile.",
 	"run":      "Id of a hosted agent run.",
 	"port":     "Number of a TCP port.",
+	"secret":   "Name of a secret: 1 to 64 letters, digits, `_` and `-`.",
 }
 
 // wildcards returns the names of the path's parameters.

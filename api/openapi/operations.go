@@ -429,6 +429,26 @@ var Operations = []Operation{
 		Answers: []Answer{{Status: 200, Type: api.TypeTar}},
 	},
 	{
+		ID: "listSecrets", Method: "GET", Path: "/v1/secrets", Tag: "Secrets", Summary: "List secrets",
+		Detail:  "Those of the caller, by name, without their values; the operator's include those of the daemon's file (`--secrets`).",
+		Answers: []Answer{ok(api.SecretList{Secrets: []api.Secret{github}})},
+	},
+	{
+		ID: "setSecret", Method: "PUT", Path: "/v1/secrets/{secret}", Tag: "Secrets", Summary: "Store a secret",
+		Detail: "In the place of one that has its name. No answer ever has the value; it is kept sealed. Sandboxes get a secret by `network.secrets`: " +
+			"they have a placeholder, and the gateway puts the value into requests of the host, methods and paths. " +
+			"Running sandboxes that have the secret use the new one at once, and keep their placeholder and variable. " +
+			"A tenant has at most 256; all secrets of one sandbox come to at most about 24 KiB.",
+		Body: jsonBody(api.SetSecret{
+			Kind: api.SecretBearer, Value: "ghp_0123456789", Host: "api.github.com", Methods: []string{"GET"}, Paths: []string{"/repos/*"}, Variable: "GITHUB_TOKEN",
+		}),
+		Answers: []Answer{ok(github)},
+	},
+	{
+		ID: "deleteSecret", Method: "DELETE", Path: "/v1/secrets/{secret}", Tag: "Secrets", Summary: "Remove a secret",
+		Detail: "Running sandboxes that have it are left with a placeholder that stands for nothing.", Answers: []Answer{noContent},
+	},
+	{
 		ID: "build", Method: "POST", Path: "/v1/builds", Tag: "Images", Summary: "Build an image of a Dockerfile",
 		Detail: "The body is the context; plain, gzip or zstd. One line an event; the last has `image` or `error`. [Builds](builds.md) lists what is understood and what is bounded.",
 		Query:  []Parameter{{Name: "options", Type: "object", JSON: api.Build{}, Detail: "What to build, as JSON.", Example: `{"tags":["localhost:5000/built:1"]}`}},

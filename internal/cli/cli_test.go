@@ -118,7 +118,7 @@ func TestCommands(t *testing.T) {
 		{name: "cores that are not a number", args: "run --cpus NaN -- x", stderr: has("--cpus NaN"), code: 125, check: nothingAsked},
 		{name: "no processes", args: "run --pids 0 -- x", stderr: has("--pids 0"), code: 125, check: nothingAsked},
 		{name: "a negative timeout", args: "run --timeout -1s -- x", stderr: has("--timeout", "greater than zero"), code: 125, check: nothingAsked},
-		{name: "a network we do not have", args: "run --network host -- x", stderr: has("want none, full or egress:POLICY"), code: 125, check: nothingAsked},
+		{name: "a network we do not have", args: "run --network host -- x", stderr: has("want none, full, egress:POLICY, sandbox:SANDBOX or net:NAME"), code: 125, check: nothingAsked},
 		{name: "a variable without a name", args: "run -e =x -- x", stderr: has("has no name"), code: 125, check: nothingAsked},
 		{name: "a label without a key", args: "run -l =x -- x", stderr: has("has no key"), code: 125, check: nothingAsked},
 		{name: "run --json", args: "run --json -- exit3", stdout: has(`"code": 3`, `"stdout": "out"`), stderr: none, code: 3},
@@ -141,6 +141,53 @@ func TestCommands(t *testing.T) {
 		}},
 		{name: "run -i: the program ends first", args: "run -i -- cat", stdin: "q", stdout: is("q"), code: 7, check: (*cmdtest.Daemon).Left},
 		{name: "run without -i does not pass stdin on", args: "run -- echo x", stdin: "secret", stdout: is("x\n"), check: func(f *cmdtest.Daemon) string { return cmp.Diff([]byte(nil), f.Execs[0].Stdin) }},
+
+		{
+			name: "run --learn", args: "run --learn -- exit3", code: 3, setup: someFlows, stdout: none, stderr: has("- allow: pypi.org", "ports: 443", "2 flows were not recorded"),
+			check: func(f *cmdtest.Daemon) string {
+				return cmp.Diff(api.Network{Mode: api.NetworkFull}, f.Creates[0].Network) + cmp.Diff([]string{`stop {"grace":0}`}, f.Updates) + f.Left()
+			},
+		},
+		{name: "run --learn of another network", args: "run --learn --network egress:npm -- echo", setup: someFlows, stderr: has("- allow: pypi.org"), check: func(f *cmdtest.Daemon) string {
+			return cmp.Diff(api.NetworkEgress, f.Creates[0].Network.Mode)
+		}},
+		{name: "run --learn to a file that cannot be", args: "run --learn=/nowhere/policy.yaml -- echo", setup: someFlows, code: 125, stderr: has("- allow: pypi.org", "/nowhere/policy.yaml"), check: (*cmdtest.Daemon).Left},
+		{name: "run --learn to no file", args: "run --learn= -- echo", stderr: has("names no file"), code: 125, check: nothingAsked},
+		{name: "run --learn -d", args: "run --learn -d host x", stderr: has("policy learn"), code: 125, check: nothingAsked},
+		{name: "run --learn without a network", args: "run --learn --network none -- x", stderr: has("needs no policy"), code: 125, check: nothingAsked},
+
+		{
+			name: "secret set", args: "secret set github --host api.github.com --method GET --path /repos/* --variable GITHUB_TOKEN", stdin: "ghp_value\n", stdout: is("github\n"), stderr: none,
+			check: func(f *cmdtest.Daemon) string {
+				want := api.SetSecret{Kind: api.SecretBearer, Value: "ghp_value", Host: "api.github.com", Methods: []string{"GET"}, Paths: []string{"/repos/*"}, Variable: "GITHUB_TOKEN"}
+				return cmp.Diff([]api.SetSecret{want}, f.Secrets)
+			},
+		},
+		{
+			name: "secret set of another kind", args: "secret set s3 --host s3.example.com --port 9000 --aws AKIA --file -", stdin: "value\r\n",
+			check: func(f *cmdtest.Daemon) string {
+				return cmp.Diff([]api.SetSecret{{Kind: api.SecretAWS, Value: "value", AccessKeyID: "AKIA", Host: "s3.example.com", Port: 9000}}, f.Secrets)
+			},
+		},
+		{
+			name: "secret set of a password of any user", args: "secret set git --host git.example.com --basic= --always", stdin: "two\nlines",
+			check: func(f *cmdtest.Daemon) string {
+				return cmp.Diff([]api.SetSecret{{Kind: api.SecretBasic, Value: "two\nlines", Host: "git.example.com", Always: true}}, f.Secrets)
+			},
+		},
+		{name: "secret set without a host", args: "secret set a", stdin: "value", stderr: has("--host is missing"), code: 2, check: nothingAsked},
+		{name: "secret set of two kinds", args: "secret set a --host h --basic me --header x", stdin: "value", stderr: has("give one"), code: 2, check: nothingAsked},
+		{name: "secret set with a token for nothing", args: "secret set a --host h --session-token-file x", stdin: "value", stderr: has("for --aws"), code: 2, check: nothingAsked},
+		{name: "secret set from a missing file", args: "secret set a --host h --file /nowhere/value", stderr: has("read the secret: open /nowhere/value"), code: 1, check: nothingAsked},
+		{name: "secret set of too much", args: "secret set a --host h", stdin: strings.Repeat("x", maxSecret+1), stderr: has("larger"), code: 1, check: nothingAsked},
+		{name: "secret ls", args: "secret ls", stderr: none, stdout: func(s string) bool {
+			rows := strings.Split(s, "\n")
+			return len(rows) == 4 && strings.Join(strings.Fields(rows[1])[:6], " ") == "github bearer api.github.com:443 all /repos/* GITHUB_TOKEN" &&
+				strings.Join(strings.Fields(rows[2]), " ") == `model header x-api-key h\x1b:8443 GET,POST all - (file)`
+		}},
+		{name: "secret ls --json", args: "secret ls --json", stdout: has(`"name": "github"`, `"file": true`)},
+		{name: "secret rm", args: "secret rm a b", stdout: is("a\nb\n"), stderr: none},
+		{name: "secret rm of nothing", args: "secret rm nothing a", stdout: is("a\n"), stderr: has("no such secret"), code: 1},
 
 		{name: "create", args: "create --name work debian:12", stdout: is("sb1\n"), stderr: none, setup: func(f *cmdtest.Daemon) { f.Images = []string{"debian:12"} }},
 		{name: "create --json", args: "create --json", stdout: has(`"id": "sb1"`, `"state": "running"`)},
@@ -273,6 +320,14 @@ func TestCommands(t *testing.T) {
 
 func oneSandbox(f *cmdtest.Daemon) {
 	f.Sandboxes = []api.Sandbox{{ID: "sb1", Name: "first", Image: "host", State: api.StateRunning, Labels: map[string]string{"k": "v"}}}
+}
+
+func someFlows(f *cmdtest.Daemon) {
+	f.Flows = []api.Flow{
+		{Kind: api.FlowQuery, Protocol: "dns", Name: "pypi.org", Port: 53, Method: "A", Allow: true},
+		{Kind: api.FlowConnection, Protocol: "tls", Name: "pypi.org", Address: "151.101.0.223", Port: 443, Allow: true, Lost: 2},
+		{Kind: api.FlowConnection, Protocol: "tls", Name: "other.example.com", Address: "151.101.0.224", Port: 443},
+	}
 }
 
 // mainProcess checks that one sandbox was created with this main process; no argv means the

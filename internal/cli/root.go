@@ -64,7 +64,7 @@ it where none is running.
 		newRun, newCreate, newExec, newPs, newStop, newStart, newPause, newResume, newUpdate, newStats, newDiff, newCommit, newRm, newPruneEnded, newCp, newFiles,
 		newSnapshot, newSnapshots, newFork, newRollback,
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
-		newAttach, newExecs, newKill, newTop, newLogs, newFlows, newPort, newOpen, newWait,
+		newAttach, newExecs, newKill, newTop, newLogs, newFlows, newPort, newOpen, newSecret, newWait,
 		newAgent,
 		newServe, newShutdown, newDoctor, newProfiles, newPolicy, newDocs, newVersion,
 	} {

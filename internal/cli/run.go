@@ -23,6 +23,7 @@ type runOptions struct {
 
 	keep   bool
 	detach bool
+	learn  string // file for the policy, or learnedOnStderr; empty: none is learned
 
 	image string
 	argv  []string
@@ -42,10 +43,14 @@ runs, one is started in the background and ends when it is idle.`,
 		Example: `  sandboxd run -- python3 -c 'print(1)'
   sandboxd run --memory 256m --timeout 10s debian:12 -- sh -c 'echo hi; exit 3'
   sandboxd run -it debian:12 bash
+  sandboxd run --learn=policy.yaml python:3 pip install requests
   id=$(sandboxd run -d debian:12)
   id=$(sandboxd run -d debian:12 -- make -C /src); sandboxd logs -f $id; sandboxd wait $id`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := opts.parse(args, cmd.ArgsLenAtDash()); err != nil {
+				return err
+			}
+			if err := opts.learnFrom(cmd.Flags().Changed); err != nil {
 				return err
 			}
 			req, err := opts.request(opts.image, cmd.Flags().Changed)
@@ -71,6 +76,8 @@ func (o *runOptions) addFlags(f *pflag.FlagSet) {
 	o.terminalFlags.addFlags(f)
 	f.BoolVar(&o.keep, "keep", false, "do not delete the sandbox afterwards")
 	f.BoolVarP(&o.detach, "detach", "d", false, "only create the sandbox, with PROGRAM as its main process if one is named, and print its id, as create does")
+	f.StringVar(&o.learn, "learn", "", "allow what is public, or what --network says, and print the smallest policy that sufficed, or write it to `FILE`")
+	f.Lookup("learn").NoOptDefVal = learnedOnStderr
 }
 
 // parse separates image and program. dash is the number of arguments before "--", or -1; after
@@ -138,6 +145,17 @@ func runRun(ctx context.Context, opts runOptions, req api.CreateSandbox, d deps)
 	// A signal arrived while the sandbox was created.
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
+	}
+	if opts.learn != "" {
+		lesson := listen(ctx, c, sb.ID)
+		defer func() {
+			switch lerr := lesson.end(ctx, c, sb.ID, opts.learn, d); {
+			case err == nil:
+				err = lerr
+			case lerr != nil: // the program's own exit code stands
+				cmdline.Explain(d.Stderr, lerr)
+			}
+		}()
 	}
 	return execute(ctx, c, sb.ID, api.ExecRequest{Argv: opts.argv}, opts.terminalFlags, d)
 }

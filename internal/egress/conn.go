@@ -25,8 +25,9 @@ type conn struct {
 	time   clock
 	began  time.Time
 	event  func(gateway.Event)
-	hello  chan *hello   // gets the first message
-	ended  chan struct{} // closed when nothing more is received
+	asked  func(*conn, *ask) error // an error ends the connection
+	hello  chan *hello             // gets the first message
+	ended  chan struct{}           // closed when nothing more is received
 
 	mu      sync.Mutex // guards those below
 	number  uint64     // of the last request
@@ -34,7 +35,7 @@ type conn struct {
 	reason  error // of the end
 }
 
-func newConn(f *os.File, c clock, event func(gateway.Event)) (*conn, error) {
+func newConn(f *os.File, c clock, event func(gateway.Event), asked func(*conn, *ask) error) (*conn, error) {
 	socket, err := unixConn(f)
 	if err != nil {
 		return nil, err
@@ -43,7 +44,7 @@ func newConn(f *os.File, c clock, event func(gateway.Event)) (*conn, error) {
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
-	n := &conn{socket: socket, raw: raw, time: c, began: c.now(), event: event, hello: make(chan *hello, 1), ended: make(chan struct{})}
+	n := &conn{socket: socket, raw: raw, time: c, began: c.now(), event: event, asked: asked, hello: make(chan *hello, 1), ended: make(chan struct{})}
 	go n.receive()
 	return n, nil
 }
@@ -80,13 +81,19 @@ func (c *conn) receive() {
 				return
 			}
 			continue
+		case m.Ask != nil:
+			if err := c.asked(c, m.Ask); err != nil {
+				c.fail(err)
+				return
+			}
+		default:
+			e, err := m.Event.event()
+			if err != nil {
+				c.fail(err)
+				return
+			}
+			c.event(e)
 		}
-		e, err := m.Event.event()
-		if err != nil {
-			c.fail(err)
-			return
-		}
-		c.event(e)
 		now := c.time.now()
 		if r := limit.ReserveN(now, 1); r.DelayFrom(now) > 0 {
 			// A gateway that was taken over must not have all of the daemon's processor time. An honest one
@@ -96,7 +103,7 @@ func (c *conn) receive() {
 	}
 }
 
-// eventRate is the number of events per second that are read, from all networks together.
+// eventRate is the number of events and asks per second that are read, from all networks together.
 const eventRate = 20000
 
 // answered hands an answer to the request that waits for it.

@@ -13,15 +13,23 @@
 //	  │ {"number":2,"set_policy":{…}} ────────────────► │  resets the connections that the policy refuses
 //	  │ {"number":3,"remove":{…}} ────────────────────► │  resets all connections, then answers
 //	  │◄───────────────────────────── {"event": …} ──── │  at any time, in order per network
+//	  │◄────────── {"ask":{"number":1,"name":"web"}} ── │  at any time: a name, or an address to connect to
+//	  │ {"reply":{"number":1,…}} + the connection ────► │  to each ask, in any order
 //	  │ end of file ──────────────────────────────────► │  ends
 //
 // Neither side trusts the other. Packets have one bounded JSON value without unknown fields. A
 // packet of the gateway that breaks a bound ends the connection; events are read at a bounded rate.
 //
+// The daemon alone knows which sandboxes share a named network. It decides about each ask by what
+// the network may do, and connects itself. Bounded numbers of asks of one network are under way; a
+// gateway that exceeds them, or asks for a network that it does not serve, is replaced.
+//
 // A gateway that was taken over sees the connections that pass through it, and can hide or invent
 // events of the networks that it serves. It can connect to any address that the host reaches, its
 // loopback too, and ask for the size and times of files. It reads no other file, writes none,
-// executes nothing, and reaches no other process.
+// executes nothing, and reaches no other process. It can ask for what the named networks of its
+// sandboxes allow, and use a connection that it got for another port of the same sandbox, on its
+// loopback too.
 //
 // # Ends
 //

@@ -109,6 +109,12 @@ func (e events) next(t testing.TB) gateway.Event {
 // startGateway starts a gateway for a test.
 func startGateway(t testing.TB) (*Gateway, *starter, events) {
 	t.Helper()
+	return startGatewayFor(t, Peers{})
+}
+
+// startGatewayFor is startGateway for a daemon that knows peers.
+func startGatewayFor(t testing.TB, peers Peers) (*Gateway, *starter, events) {
+	t.Helper()
 	requirePureGo(t)
 	s, e := &starter{t: t}, events{make(chan gateway.Event, 100000)}
 	// Pauses between starts end at once, and the times for answers never.
@@ -119,7 +125,7 @@ func startGateway(t testing.TB) (*Gateway, *starter, events) {
 		return time.After(0)
 	}}
 	g, err := Start(t.Context(), Config{
-		Start: s.start, Events: func(v gateway.Event) { e.queue <- v }, Log: slog.New(slog.DiscardHandler), time: patient,
+		Start: s.start, Events: func(v gateway.Event) { e.queue <- v }, Peers: peers, Log: slog.New(slog.DiscardHandler), time: patient,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -42,7 +43,9 @@ type Config struct {
 	// Events gets the events of all networks; those of one network one at a time and in their order.
 	// While it blocks, a bounded number waits and the rest is dropped; see [gateway.Event.Lost].
 	Events func(gateway.Event)
-	Log    *slog.Logger
+	// Peers answers what networks ask about each other. The zero value knows none.
+	Peers Peers
+	Log   *slog.Logger
 
 	time clock // zero stands for the host's
 }
@@ -60,6 +63,9 @@ type Network struct {
 	Authority *ca.Authority
 	// Secrets have placeholders.
 	Secrets []secrets.Secret
+	// Networks are the named networks that the sandbox is in, at most 8 labels. It asks Config.Peers
+	// if there are any.
+	Networks []string
 }
 
 // Sockets are the ends of a sandbox's connections, as netns.Make has made them.
@@ -88,6 +94,7 @@ type Gateway struct {
 	turn chan struct{}
 	// supervised is closed when no process is replaced any more.
 	supervised chan struct{}
+	asking     sync.WaitGroup // replies to asks
 
 	mu       sync.Mutex // guards those below
 	networks map[string]*network
@@ -106,7 +113,9 @@ type network struct {
 	cert   []byte // and key: of the authority
 	key    []byte
 	secret []secrets.Secret
-	fds    []int // plain, because files would put the sockets into our poller
+	joined []string     // named networks
+	asks   atomic.Int32 // under way
+	fds    []int        // plain, because files would put the sockets into our poller
 	record *record
 }
 
@@ -140,7 +149,7 @@ func (g *Gateway) start(ctx context.Context) (_ *conn, err error) {
 	if err != nil {
 		return nil, errors.Join(err, ours.Close())
 	}
-	c, err := newConn(ours, g.cfg.time, g.deliver)
+	c, err := newConn(ours, g.cfg.time, g.deliver, g.asked)
 	if err != nil {
 		return nil, err
 	}
@@ -278,7 +287,7 @@ func (g *Gateway) all() []*network {
 }
 
 func (n *network) request() request {
-	return request{Add: &add{ID: n.id, Policy: n.policy, Budget: n.budget, Certificate: n.cert, Key: n.key, Secrets: n.secret}}
+	return request{Add: &add{ID: n.id, Policy: n.policy, Budget: n.budget, Certificate: n.cert, Key: n.key, Secrets: n.secret, Networks: n.joined}}
 }
 
 // take takes the turn.
@@ -355,7 +364,7 @@ func (g *Gateway) call(ctx context.Context, do func(*conn) error) error {
 // Add serves a network, and replaces one that has its ID. The sockets stay the caller's: the
 // gateway has copies. After an error the network is not served, or served as before.
 func (g *Gateway) Add(ctx context.Context, n Network) error {
-	added := &network{id: n.ID, policy: slices.Clone(n.Policy), budget: n.Budget, secret: slices.Clone(n.Secrets)}
+	added := &network{id: n.ID, policy: slices.Clone(n.Policy), budget: n.Budget, secret: slices.Clone(n.Secrets), joined: slices.Clone(n.Networks)}
 	if n.Authority != nil {
 		key, err := n.Authority.Key()
 		if err != nil {
@@ -526,6 +535,7 @@ func (g *Gateway) Close() error {
 		}
 	}
 	<-g.supervised
+	g.asking.Wait()
 	g.turn <- struct{}{} // operations that saw the process end return
 	defer func() { <-g.turn }()
 	for _, n := range g.all() {

@@ -163,8 +163,15 @@ func (s *stage) start(_ context.Context, socket *os.File) error {
 // perform starts a gateway on a stage.
 func perform(t *testing.T, onEvent func(gateway.Event), parts ...part) (*Gateway, *stage) {
 	t.Helper()
+	return performFor(t, Config{Events: onEvent}, parts...)
+}
+
+// performFor is perform for a daemon with a configuration.
+func performFor(t *testing.T, cfg Config, parts ...part) (*Gateway, *stage) {
+	t.Helper()
 	s := &stage{t: t, time: newTimers(), got: make(chan request, 1000), parts: parts}
-	g, err := Start(t.Context(), Config{Start: s.start, Events: onEvent, Log: slog.New(slog.DiscardHandler), time: s.time.clock()})
+	cfg.Start, cfg.Log, cfg.time = s.start, slog.New(slog.DiscardHandler), s.time.clock()
+	g, err := Start(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

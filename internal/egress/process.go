@@ -96,6 +96,7 @@ type process struct {
 	resolver *resolver
 	roots    *x509.CertPool // of the host
 	sending  sync.Mutex
+	asker    *asker
 	networks map[string]*served // of serve only
 }
 
@@ -111,7 +112,9 @@ func newProcess(conn *net.UnixConn) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the daemon's socket: %w", err)
 	}
-	return &process{conn: conn, raw: raw, networks: make(map[string]*served)}, nil
+	p := &process{conn: conn, raw: raw, networks: make(map[string]*served)}
+	p.asker = newAsker(func(a *ask) error { return p.send(&message{Ask: a}) })
+	return p, nil
 }
 
 // serve handles the daemon's requests one after the other, until it closes the socket.
@@ -134,6 +137,12 @@ func (p *process) serve(h *hello) error {
 			// Malformed, which our daemon's are not, or without its descriptors because the table is full,
 			// which the bound on networks prevents. The daemon replaces this process.
 			return fmt.Errorf("receive a request: %w", err)
+		}
+		if r.Reply != nil {
+			if err := p.replied(&r, unixmsg.Files(fds, "peer")); err != nil {
+				return err
+			}
+			continue
 		}
 		a := answer{Number: r.Number}
 		if err := p.handle(&r, unixmsg.Files(fds, "sandbox")); err != nil {
@@ -183,6 +192,8 @@ func (p *process) handle(r *request, files []*os.File) error {
 			return fmt.Errorf("set policy: %w", err)
 		}
 		s.network.SetPolicy(parsed)
+	case r.SetSecrets != nil:
+		return p.setSecrets(r.SetSecrets)
 	case r.Remove != nil:
 		if s := p.networks[r.Remove.ID]; s != nil {
 			s.close()
@@ -213,8 +224,10 @@ func (p *process) add(a *add, files []*os.File) error {
 	if old != nil {
 		old.close()
 	}
+	share := p.pool.share()
 	n := gateway.New(gateway.Options{
-		ID: a.ID, Policy: parsed, Budget: a.Budget, CA: authority, Roots: p.roots, Secrets: placed, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Dial: p.pool.share().connect,
+		ID: a.ID, Policy: parsed, Budget: a.Budget, CA: authority, Roots: p.roots, Secrets: placed, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Dial: share.connect,
+		Peers:  p.asker.peers(a.ID, a.Networks, share),
 		Record: func(e gateway.Event) { _ = p.send(&message{Event: toWire(e)}) }, // a daemon that is gone ends serve too
 	})
 	p.networks[a.ID] = serveNetwork(n, s)
@@ -228,14 +241,8 @@ func (a *add) inspection() (authority *ca.Authority, placed []gateway.Secret, er
 			return nil, nil, err
 		}
 	}
-	for i := range a.Secrets {
-		s, err := a.Secrets[i].Gateway()
-		if err != nil {
-			return nil, nil, err
-		}
-		placed = append(placed, s)
-	}
-	return authority, placed, nil
+	placed, err = bound(a.Secrets)
+	return authority, placed, err
 }
 
 // sockets are those of one sandbox, made inside.

@@ -43,6 +43,9 @@ const (
 	maxReason = 512
 	maxNotes  = 8 // missing restrictions of a hello
 
+	maxJoined = 8 // named networks of one network
+	maxLabel  = 63
+
 	maxAuthority = 4 << 10
 	maxSecrets   = 24 << 10 // all of one network
 )
@@ -56,10 +59,13 @@ var (
 
 // A request is a packet to the gateway. One of its pointers is set.
 type request struct {
-	Number    uint64     `json:"number"` // of the answer; counts up
+	Number    uint64     `json:"number"` // of the answer; counts up; 0 in a reply, which has none
 	Add       *add       `json:"add,omitempty"`
 	SetPolicy *setPolicy `json:"set_policy,omitempty"`
-	Remove    *remove    `json:"remove,omitempty"`
+	// SetSecrets replaces the secrets of a network.
+	SetSecrets *setSecrets `json:"set_secrets,omitempty"`
+	Remove     *remove     `json:"remove,omitempty"`
+	Reply      *reply      `json:"reply,omitempty"`
 }
 
 // add adds a network, or replaces it. Its files are Stream, DNS and DNSTCP.
@@ -71,6 +77,8 @@ type add struct {
 	Certificate []byte           `json:"certificate,omitempty"`
 	Key         []byte           `json:"key,omitempty"`
 	Secrets     []secrets.Secret `json:"secrets,omitempty"`
+	// Networks are the named networks that the sandbox is in.
+	Networks []string `json:"networks,omitempty"`
 }
 
 type setPolicy struct {
@@ -82,11 +90,35 @@ type remove struct {
 	ID string `json:"id"`
 }
 
+// reply is the daemon's reply to an ask. Its file is the connection, if the ask was for one and the
+// error is empty.
+type reply struct {
+	Number uint64 `json:"number"`         // of the ask
+	Peer   *peer  `json:"peer,omitempty"` // nil if there is none
+	Error  string `json:"error,omitempty"`
+}
+
+// peer is a [gateway.Peer] on the wire.
+type peer struct {
+	Name    string     `json:"name"`
+	Network string     `json:"network"`
+	Addr    netip.Addr `json:"addr"`
+}
+
 // A message is a packet from the gateway. One of its pointers is set.
 type message struct {
 	Hello  *hello  `json:"hello,omitempty"`
 	Answer *answer `json:"answer,omitempty"`
 	Event  *event  `json:"event,omitempty"`
+	Ask    *ask    `json:"ask,omitempty"`
+}
+
+// ask asks the daemon for the peer with a name, or for a connection to the one with an address.
+type ask struct {
+	Number  uint64         `json:"number"`  // of the reply; counts up
+	Network string         `json:"network"` // id of the network that asks
+	Name    string         `json:"name,omitempty"`
+	Dial    netip.AddrPort `json:"dial,omitzero"`
 }
 
 // hello is the first message, sent when the gateway is confined.
@@ -211,8 +243,16 @@ func (e *event) event() (gateway.Event, error) {
 
 // check reports a message that has no single kind, or text over its bound.
 func (m *message) check() error {
+	kinds := 0
+	for _, set := range []bool{m.Hello != nil, m.Answer != nil, m.Event != nil, m.Ask != nil} {
+		if set {
+			kinds++
+		}
+	}
 	switch {
-	case m.Hello != nil && m.Answer == nil && m.Event == nil:
+	case kinds != 1:
+		return errors.New("message of no kind or several")
+	case m.Hello != nil:
 		if len(m.Hello.Missing) > maxNotes || m.Hello.Landlock < 0 || m.Hello.Networks < 0 {
 			return errors.New("malformed hello")
 		}
@@ -221,24 +261,56 @@ func (m *message) check() error {
 				return errors.New("malformed hello")
 			}
 		}
-	case m.Answer != nil && m.Hello == nil && m.Event == nil:
-		if !isClean(m.Answer.Error, maxError) {
-			return errors.New("malformed answer")
+	case m.Answer != nil && !isClean(m.Answer.Error, maxError):
+		return errors.New("malformed answer")
+	case m.Ask != nil:
+		return m.Ask.check()
+	}
+	return nil
+}
+
+// check reports an ask that no gateway of ours sends.
+func (a *ask) check() error {
+	if err := checkID(a.Network); err != nil {
+		return fmt.Errorf("malformed ask: %w", err)
+	}
+	if a.Name != "" {
+		if name, err := policy.ParseName(a.Name); err != nil || name.String() != a.Name || a.Dial != (netip.AddrPort{}) {
+			return errors.New("malformed ask")
 		}
-	case m.Event != nil && m.Hello == nil && m.Answer == nil:
-	default:
-		return errors.New("message of no kind or several")
+		return nil
+	}
+	if !policy.PeerAddresses.Contains(a.Dial.Addr()) || a.Dial.Port() == 0 {
+		return errors.New("malformed ask")
+	}
+	return nil
+}
+
+// check reports a reply that no daemon of ours sends.
+func (r *reply) check(files int) error {
+	switch {
+	case files > 1, files == 1 && (r.Peer == nil || r.Error != ""), !isClean(r.Error, maxError):
+		return errors.New("malformed reply")
+	case r.Peer != nil && (!isClean(r.Peer.Name, maxName) || !isClean(r.Peer.Network, maxLabel) || !policy.PeerAddresses.Contains(r.Peer.Addr)):
+		return errors.New("malformed reply")
 	}
 	return nil
 }
 
 // check reports a request that no daemon of ours sends. The policy is parsed elsewhere.
 func (r *request) check(files int) error {
+	if r.Reply != nil {
+		if r.Add != nil || r.SetPolicy != nil || r.SetSecrets != nil || r.Remove != nil {
+			return errors.New("request of several kinds")
+		}
+		return r.Reply.check(files)
+	}
 	kinds, want := 0, 0
 	var id string
 	var doc []byte
+	var placed []secrets.Secret
 	if r.Add != nil {
-		kinds, want, id, doc = kinds+1, 3, r.Add.ID, r.Add.Policy
+		kinds, want, id, doc, placed = kinds+1, 3, r.Add.ID, r.Add.Policy, r.Add.Secrets
 		b := r.Add.Budget
 		for _, n := range []float64{float64(b.BytesOut), float64(b.BytesIn), float64(b.Connections), float64(b.Hosts), float64(b.Queries), float64(b.NameBytes), b.ConnectionRate, b.QueryRate} {
 			if n < 0 || math.IsNaN(n) || math.IsInf(n, 0) {
@@ -248,6 +320,9 @@ func (r *request) check(files int) error {
 	}
 	if r.SetPolicy != nil {
 		kinds, id, doc = kinds+1, r.SetPolicy.ID, r.SetPolicy.Policy
+	}
+	if r.SetSecrets != nil {
+		kinds, id, placed = kinds+1, r.SetSecrets.ID, r.SetSecrets.Secrets
 	}
 	if r.Remove != nil {
 		kinds, id = kinds+1, r.Remove.ID
@@ -259,12 +334,19 @@ func (r *request) check(files int) error {
 		return fmt.Errorf("request with %d files, want %d", files, want)
 	case r.Add != nil && len(r.Add.Certificate)+len(r.Add.Key) > maxAuthority:
 		return errors.New("certificate authority is too large")
-	case r.Add != nil && secretBytes(r.Add.Secrets) > maxSecrets:
+	case secretBytes(placed) > maxSecrets:
 		return fmt.Errorf("secrets of more than %d bytes", maxSecrets)
+	case r.Add != nil && !areLabels(r.Add.Networks):
+		return fmt.Errorf("malformed named networks %.200q", r.Add.Networks)
 	case len(doc) > MaxPolicy:
 		return fmt.Errorf("policy of %d bytes, at most %d", len(doc), MaxPolicy)
 	}
 	return checkID(id)
+}
+
+// areLabels reports whether the names of named networks are few and short.
+func areLabels(names []string) bool {
+	return len(names) <= maxJoined && !slices.ContainsFunc(names, func(n string) bool { return n == "" || !isClean(n, maxLabel) })
 }
 
 // secretBytes returns the size of secrets in a packet, roughly.

@@ -243,6 +243,10 @@ var routes = []route{
 	{"POST", "/v1/images/tag", tenant, (*Server).postTag},
 	{"POST", "/v1/images/prune", tenant, (*Server).postPrune},
 
+	{"GET", "/v1/secrets", tenant, (*Server).getSecrets},
+	{"PUT", "/v1/secrets/{secret}", tenant, (*Server).putSecret},
+	{"DELETE", "/v1/secrets/{secret}", tenant, (*Server).deleteSecret},
+
 	{"POST", "/v1/builds", tenant, (*Server).postBuild},
 
 	{"POST", "/v1/agent/runs", owner, (*Server).postAgentRun},

@@ -1,6 +1,7 @@
-// Package secrets reads the operator's secrets: a file that names them, where their values come
-// from, and the requests that get them. A sandbox has a placeholder; the gateway puts the value
-// into its requests (package gateway).
+// Package secrets reads the operator's secrets from a file, which names them, where their values
+// come from, and the requests that get them. It also keeps the secrets that tenants set, sealed
+// ([Store]). A sandbox has a placeholder; the gateway puts the value into its requests (package
+// gateway).
 package secrets
 
 import (
@@ -25,6 +26,8 @@ const (
 	maxFile  = 1 << 20
 	maxValue = 16 << 10
 	maxName  = 64
+
+	maxVariable = 128
 )
 
 // Kind is the way in which a request carries a secret.
@@ -199,8 +202,8 @@ func parse(data []byte, env func(string) (string, bool), file func(string) (stri
 		if err != nil {
 			return nil, fmt.Errorf("secret %q: %w", e.Name, err)
 		}
-		if _, err := s.Placed().Gateway(); err != nil {
-			return nil, err
+		if err := s.Check(); err != nil {
+			return nil, fmt.Errorf("secret %q: %w", e.Name, err)
 		}
 		all[e.Name] = s
 	}
@@ -219,9 +222,6 @@ func (e *entry) secret(value func(source) (string, error)) (s Secret, err error)
 	s = Secret{
 		Name: e.Name, Variable: e.Variable,
 		Binding: gateway.Binding{Name: e.Name, Host: e.Host, Port: e.Port, Methods: e.Methods, Paths: e.Paths, Always: e.Always},
-	}
-	if e.Variable != "" && (strings.Trim(e.Variable, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") != "" || strings.IndexByte("0123456789", e.Variable[0]) >= 0) {
-		return s, fmt.Errorf("variable %q is no name of an environment variable", e.Variable)
 	}
 	kinds := 0
 	if e.Bearer != nil {

@@ -213,7 +213,7 @@ func (b *builder) validate() (err error) {
 	if err := validateLimits(&o.Limits); err != nil {
 		return err
 	}
-	if b.opts.Network, err = b.s.networks.Check(b.s.caller.Tenant, o.Network); err != nil {
+	if b.opts.Network, err = b.s.checkNetwork(o.Network); err != nil {
 		return err
 	}
 	if b.timeout, err = seconds("timeout", o.Timeout); err != nil {

@@ -79,7 +79,7 @@ func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, erro
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	inspection, err := s.networks.Inspect(r.Network)
+	inspection, err := s.networks.Inspect(r.Tenant, r.Network)
 	if err != nil {
 		return api.Sandbox{}, errors.Join(err, ports.Close())
 	}

@@ -262,7 +262,7 @@ func (s *API) Rollback(ctx context.Context, ref string, body api.RollbackSandbox
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	trust, err := s.networks.Restore(rec.ID)
+	trust, err := s.networks.Restore(&rec)
 	if err != nil {
 		return api.Sandbox{}, err
 	}

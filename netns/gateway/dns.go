@@ -31,7 +31,8 @@ type query struct {
 	header   dnsmessage.Header
 	question dnsmessage.Question
 	edns     bool
-	size     int // that the client accepts over UDP
+	size     int           // that the client accepts over UDP
+	ttl      time.Duration // of the addresses in the answer
 }
 
 // parseQuery reads a message. ok is false if it must not be answered. Otherwise any code but
@@ -42,7 +43,7 @@ func parseQuery(msg []byte) (q query, code dnsmessage.RCode, ok bool) {
 	if err != nil || h.Response {
 		return query{}, 0, false // an answer to an answer may go on for ever
 	}
-	q = query{header: h, size: 512}
+	q = query{header: h, size: 512, ttl: lifetime}
 	if h.OpCode != 0 {
 		return q, dnsmessage.RCodeNotImplemented, true
 	}
@@ -102,7 +103,7 @@ func (q *query) build(h dnsmessage.Header, code dnsmessage.RCode, addrs []netip.
 		add(b.Question(q.question))
 	}
 	add(b.StartAnswers())
-	rh := dnsmessage.ResourceHeader{Name: q.question.Name, Class: dnsmessage.ClassINET, TTL: uint32(lifetime / time.Second)}
+	rh := dnsmessage.ResourceHeader{Name: q.question.Name, Class: dnsmessage.ClassINET, TTL: uint32(q.ttl / time.Second)}
 	for _, a := range addrs {
 		if a.Is4() {
 			add(b.AResource(rh, dnsmessage.AResource{A: a.As4()}))
@@ -144,25 +145,38 @@ func (n *Network) answer(msg []byte, limit int, later func(func() []byte)) []byt
 	if code != dnsmessage.RCodeSuccess {
 		return q.reply(code, nil, "", limit)
 	}
-	start := n.opts.Now()
-	event := Event{Kind: Query, Time: start, Protocol: "dns", Method: strings.TrimPrefix(q.question.Type.String(), "Type"), Port: 53}
-	refuse := func(v policy.Verdict) []byte {
-		event.Rule, event.Reason = v.Rule, v.Reason
-		event.Duration = n.opts.Now().Sub(start)
-		n.record(event)
-		return q.reply(dnsmessage.RCodeNameError, nil, explain(v), limit)
-	}
+	event := Event{Kind: Query, Time: n.opts.Now(), Protocol: "dns", Method: strings.TrimPrefix(q.question.Type.String(), "Type"), Port: 53}
 	if reason := n.ledger.query(); reason != "" {
-		return refuse(policy.Verdict{Reason: reason})
+		return n.refuseQuery(&q, event, policy.Verdict{Reason: reason}, limit)
 	}
 	name, err := q.asked()
 	if err != nil {
-		return refuse(policy.Verdict{Reason: err.Error()})
+		return n.refuseQuery(&q, event, policy.Verdict{Reason: err.Error()}, limit)
 	}
 	event.Name = name.String()
+	if !n.opts.Peers.mayHave(name) {
+		return n.answerByPolicy(&q, name, event, limit, later)
+	}
+	if later == nil {
+		return q.reply(dnsmessage.RCodeServerFailure, nil, "", limit)
+	}
+	later(func() []byte { return n.answerPeer(&q, name, event, limit) })
+	return nil
+}
+
+// refuseQuery records a refusal and returns its answer.
+func (n *Network) refuseQuery(q *query, event Event, v policy.Verdict, limit int) []byte {
+	event.Rule, event.Reason = v.Rule, v.Reason
+	event.Duration = n.opts.Now().Sub(event.Time)
+	n.record(event)
+	return q.reply(dnsmessage.RCodeNameError, nil, explain(v), limit)
+}
+
+// answerByPolicy answers a question about a name outside. Later is that of answer.
+func (n *Network) answerByPolicy(q *query, name policy.Name, event Event, limit int, later func(func() []byte)) []byte {
 	v := n.policy.Load().Resolve(name)
 	if !v.Allow {
-		return refuse(v)
+		return n.refuseQuery(q, event, v, limit)
 	}
 	ask := question{name, q.question.Type == dnsmessage.TypeAAAA}
 	switch t := q.question.Type; {
@@ -187,10 +201,10 @@ func (n *Network) answer(msg []byte, limit int, later func(func() []byte)) []byt
 		return q.reply(dnsmessage.RCodeServerFailure, nil, "", limit)
 	}
 	if reason := n.ledger.lookup(name); reason != "" {
-		return refuse(policy.Verdict{Reason: reason})
+		return n.refuseQuery(q, event, policy.Verdict{Reason: reason}, limit)
 	}
 	event.Allow, event.Rule = true, v.Rule
-	later(func() []byte { return n.lookup(&q, ask, event, limit) })
+	later(func() []byte { return n.lookup(q, ask, event, limit) })
 	return nil
 }
 

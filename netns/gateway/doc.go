@@ -14,6 +14,12 @@
 // TLS or a Host of HTTP must be one of them as well, and the policy is asked about that one. A
 // name that the address was not resolved for counts only where rules allow the address itself.
 //
+// # Peers
+//
+// A sandbox in a named network reaches the others there by name. The gateway knows none of them: it
+// asks [Peers], which its user answers, about each name that could be theirs and for each connection
+// to an address of [policy.PeerAddresses]. Their bytes are relayed unread, and no policy is asked.
+//
 // # First bytes
 //
 // Where rules allow an address itself without inspection, bytes are relayed unread. Elsewhere the

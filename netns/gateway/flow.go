@@ -136,6 +136,9 @@ func (f *flow) serve() error {
 	if f.dst.Port() == 53 {
 		return f.n.serveStream(f)
 	}
+	if f.n.isPeer(f.dst) {
+		return f.servePeer()
+	}
 	if reason := f.n.ledger.connection(); reason != "" {
 		return f.refuseEarly(refuse("%s", reason))
 	}
@@ -337,6 +340,11 @@ func (f *flow) dial() error {
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", to, err)
 	}
+	return f.attach(c)
+}
+
+// attach makes a connection the flow's other side.
+func (f *flow) attach(c *net.TCPConn) error {
 	_ = c.SetLinger(0) // as for the client
 	s, err := newStream(c)
 	if err != nil {

@@ -31,6 +31,8 @@ type Options struct {
 	Lookup func(ctx context.Context, network string, name policy.Name) ([]netip.Addr, error)
 	// Dial connects to exactly this address. Nil stands for a connection from this process.
 	Dial func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
+	// Peers are other sandboxes that this one reaches by name; nil if it is in no named network.
+	Peers *Peers
 	// CA signs the certificates of connections whose requests are read within TLS. Without it these
 	// connections are refused.
 	CA *ca.Authority
@@ -69,6 +71,7 @@ type Network struct {
 	opts     Options
 	limits   limits
 	policy   atomic.Pointer[policy.Policy]
+	secrets  atomic.Pointer[secretSet]
 	memory   *memory
 	ledger   *ledger
 	recorder *recorder
@@ -108,6 +111,7 @@ func newNetwork(opts Options, l limits) *Network {
 		destination: func(c *net.TCPConn) netip.AddrPort { return unmapped(c.LocalAddr().(*net.TCPAddr).AddrPort()) }, //nolint:forcetypeassert // it is a TCPConn
 	}
 	n.policy.Store(opts.Policy)
+	n.secrets.Store(&secretSet{current: opts.Secrets})
 	if opts.CA != nil {
 		n.tls = newEndpoint(opts)
 	}

@@ -233,7 +233,7 @@ func TestPrograms(t *testing.T) {
 			p.port = fmt.Sprint(dst.Port())
 			p.server = "a.in.test:" + p.port
 			// The port is known only now.
-			w.n.opts.Secrets = []Secret{bind(t, Binding{Host: "a.in.test", Port: dst.Port()}, tc.credential)}
+			w.n.SetSecrets([]Secret{bind(t, Binding{Host: "a.in.test", Port: dst.Port()}, tc.credential)})
 			w.secure(dst.String(), "a.in.test", tc.server(p).ServeHTTP, "h2", "http/1.1")
 			w.resolve("a.in.test", dnsmessage.TypeA)
 			if got := tc.run(p); !strings.Contains(got, tc.want) {

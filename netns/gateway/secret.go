@@ -297,7 +297,8 @@ func (s *bound) put(q *sniff.Request) (bool, error) {
 // made to, or will not work.
 func (n *Network) putSecrets(dst netip.AddrPort, of *peer, q *sniff.Request) (names string, err error) {
 	var put []string
-	for _, secret := range n.opts.Secrets {
+	secrets := n.secrets.Load().current
+	for _, secret := range secrets {
 		s := secret.b
 		if s == nil || !s.covers(of, dst.Port(), q) {
 			continue
@@ -310,7 +311,7 @@ func (n *Network) putSecrets(dst netip.AddrPort, of *peer, q *sniff.Request) (na
 			put = append(put, s.binding.Name)
 		}
 	}
-	for _, secret := range n.opts.Secrets {
+	for _, secret := range secrets {
 		switch s := secret.b; {
 		case s == nil || !s.mentioned(q):
 		case of == nil:
@@ -328,15 +329,35 @@ func (s *bound) refuse(format string, args ...any) error {
 	return &refusal{Verdict: policy.Verdict{Reason: fmt.Sprintf(format, args...)}, secret: s.binding.Name}
 }
 
+// secretSet is the secrets of a network at one time.
+type secretSet struct {
+	current []Secret
+	before  []Secret // those before the last change, which responses under way may still repeat
+}
+
+// SetSecrets replaces the secrets. Requests that were sent on keep the values that they got;
+// responses show neither these nor the new ones.
+func (n *Network) SetSecrets(secrets []Secret) {
+	for {
+		old := n.secrets.Load()
+		if n.secrets.CompareAndSwap(old, &secretSet{current: slices.Clone(secrets), before: old.current}) {
+			return
+		}
+	}
+}
+
 // redact replaces the values of all secrets in a text of the server's.
 func (n *Network) redact(text string) string {
-	for _, secret := range n.opts.Secrets {
-		if secret.b == nil {
-			continue
-		}
-		for _, v := range secret.b.credential.values() {
-			if strings.Contains(text, v) {
-				text = strings.ReplaceAll(text, v, "[secret "+secret.b.binding.Name+"]")
+	set := n.secrets.Load()
+	for _, secrets := range [][]Secret{set.current, set.before} {
+		for _, secret := range secrets {
+			if secret.b == nil {
+				continue
+			}
+			for _, v := range secret.b.credential.values() {
+				if strings.Contains(text, v) {
+					text = strings.ReplaceAll(text, v, "[secret "+secret.b.binding.Name+"]")
+				}
 			}
 		}
 	}

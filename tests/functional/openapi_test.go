@@ -189,6 +189,10 @@ func TestOpenAPIExamples(t *testing.T) {
 	w.step("stats")
 	w.step("processes")
 
+	w.step("setSecret")
+	w.step("listSecrets")
+	w.step("deleteSecret")
+
 	w.network()
 	w.step("exec")
 	w.step("exec", accept(api.TypeNDJSON))

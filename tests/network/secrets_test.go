@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +25,7 @@ const bundleOfTheHost = "/etc/ssl/certs/ca-certificates.crt"
 const inspected = `
 version: 1
 rules:
-- {name: repos, allow: site.test, ports: 443, inspect: true, methods: [GET], paths: [/repos/*, /open]}
+- {name: repos, allow: site.test, ports: 443, inspect: true, methods: [GET], paths: [/repos/*, /stored/*, /open]}
 `
 
 // The gateway reads requests within TLS, and puts a secret into those that it is for. The sandbox
@@ -33,12 +34,12 @@ func TestSecretsStayOutside(t *testing.T) {
 	w := internet(t)
 	for _, who := range []string{"root", "ordinary"} {
 		t.Run(who, func(t *testing.T) {
-			secret := "s" + rand.Text()
+			secret, stored, newer := "s"+rand.Text(), "s"+rand.Text(), "s"+rand.Text()
 			answer := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 				auth := r.Header.Get("Authorization")
-				_, _ = fmt.Fprintf(rw, "%s %s secret=%t none=%t", r.Proto, r.URL.Path, auth == "Bearer "+secret, auth == "")
+				_, _ = fmt.Fprintf(rw, "%s %s secret=%t stored=%t newer=%t none=%t", r.Proto, r.URL.Path, auth == "Bearer "+secret, auth == "Bearer "+stored, auth == "Bearer "+newer, auth == "")
 			})
-			site(t, w, map[string]http.Handler{"/repos/": answer, "/open": answer, "/closed": answer})
+			site(t, w, map[string]http.Handler{"/repos/": answer, "/stored/": answer, "/open": answer, "/closed": answer})
 			o := options(t, w, who)
 			file := w.file("secrets-" + who + ".yaml")
 			text := "version: 1\nsecrets:\n- name: token\n  variable: TOKEN\n  host: " + op.Site + "\n  paths: [/repos/*]\n  bearer: {env: SECRET_OF_TEST}\n"
@@ -47,13 +48,23 @@ func TestSecretsStayOutside(t *testing.T) {
 			}
 			o.Args, o.Env = append(o.Args, "--secrets", file), append(o.Env, "SECRET_OF_TEST="+secret)
 			d := harness.Start(t, o)
-			s := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkEgress, Policy: inspected, Secrets: []string{"token"}}})
+			set := func(value string) {
+				t.Helper()
+				req := api.SetSecret{Kind: api.SecretBearer, Value: value, Host: op.Site, Paths: []string{"/stored/*"}, Variable: "STORED"}
+				if got, err := d.Client(t).SetSecret(t.Context(), "stored", req); err != nil || strings.Contains(fmt.Sprintf("%+v", got), value) {
+					t.Fatalf("%+v, %v", got, err)
+				}
+			}
+			set(stored)
+			s := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkEgress, Policy: inspected, Secrets: []string{"token", "stored"}}})
 
 			curl := func(more string) string { return s.Sh(t, "curl -sS "+more+" 2>&1; true") }
 			for _, c := range []struct{ args, want string }{
 				{`-H "Authorization: Bearer $TOKEN" https://site.test/repos/a`, "HTTP/2.0 /repos/a secret=true"},
 				{`--http1.1 -H "Authorization: Bearer $TOKEN" https://site.test/repos/b`, "HTTP/1.1 /repos/b secret=true"},
-				{`https://site.test/open`, "/open secret=false none=true"},
+				{`https://site.test/open`, "/open secret=false stored=false newer=false none=true"},
+				{`-H "Authorization: Bearer $STORED" https://site.test/stored/a`, "stored=true"},
+				{`-H "Authorization: Bearer $STORED" https://site.test/repos/a`, "not for this request"},
 				{`-H "Authorization: Bearer $TOKEN" https://site.test/open`, "not for this request"},
 				{`-H "X-Other: $TOKEN" https://site.test/repos/c`, "does not belong"},
 				{`https://site.test/closed`, "no rule allows GET /closed"},
@@ -62,6 +73,11 @@ func TestSecretsStayOutside(t *testing.T) {
 				if got := curl(c.args); !strings.Contains(got, c.want) {
 					t.Errorf("curl %s: %q, want %q", c.args, got, c.want)
 				}
+			}
+			// Another value reaches the sandbox that runs, and so does the end of a secret.
+			set(newer)
+			if got := curl(`-H "Authorization: Bearer $STORED" https://site.test/stored/b`); !strings.Contains(got, "newer=true") {
+				t.Errorf("after the change: %q", got)
 			}
 			// A program that has made such a request, and still runs.
 			const program = `
@@ -75,27 +91,38 @@ time.sleep(3600)
 			if err != nil || !strings.Contains(x.Stdout, "secret=true") {
 				t.Fatalf("%+v, %v", x, err)
 			}
-			if strings.Contains(x.Stdout, secret) || strings.Contains(x.Stderr, secret) {
-				t.Error("the secret is in an environment, a command line or a file of the sandbox")
+			all := []string{secret, stored, newer}
+			for _, value := range all {
+				if strings.Contains(x.Stdout, value) || strings.Contains(x.Stderr, value) {
+					t.Error("a secret is in an environment, a command line or a file of the sandbox")
+				}
 			}
 			long := s.Sh(t, "setsid python3 -c '"+program+"' > /tmp/again 2>&1 < /dev/null & while ! grep -q secret=true /tmp/again; do :; done; pgrep -c python3; true")
 			if strings.TrimSpace(long) == "0" {
 				t.Log("the program has ended with its exec")
 			}
 			for _, pid := range s.Processes(t) {
-				if found, err := inMemory(pid, secret); err != nil || found {
-					t.Errorf("the memory of process %d: the secret is there: %t, %v", pid, found, err)
+				for _, value := range all {
+					if found, err := inMemory(pid, value); err != nil || found {
+						t.Errorf("the memory of process %d: a secret is there: %t, %v", pid, found, err)
+					}
 				}
 			}
 			inspect, err := s.Inspect(t.Context())
-			if err != nil || strings.Contains(fmt.Sprintf("%+v", inspect), secret) {
-				t.Errorf("the sandbox's record: %+v, %v", inspect, err)
+			list, listErr := d.Client(t).Secrets(t.Context())
+			for _, value := range all {
+				if err != nil || listErr != nil || strings.Contains(fmt.Sprintf("%+v %+v", inspect, list), value) {
+					t.Errorf("the sandbox's record and the list of secrets: %+v, %v, %+v, %v", inspect, err, list, listErr)
+				}
+			}
+			if len(list) != 2 || list[0].Name != "stored" || list[1].Name != "token" {
+				t.Errorf("the list of secrets: %+v", list)
 			}
 			put, refused := 0, 0
 			for _, f := range s.Flows(t) {
 				switch {
-				case strings.Contains(fmt.Sprintf("%+v", f), secret):
-					t.Errorf("the secret is in a flow: %+v", f)
+				case slices.ContainsFunc(all, func(value string) bool { return strings.Contains(fmt.Sprintf("%+v", f), value) }):
+					t.Errorf("a secret is in a flow: %+v", f)
 				case f.Kind == api.FlowRequest && f.Secret == "token" && f.Allow:
 					put++
 				case f.Kind == api.FlowRequest && f.Secret == "token":
@@ -105,11 +132,19 @@ time.sleep(3600)
 			if put < 3 || refused != 2 {
 				t.Errorf("%d requests with the secret and %d refused placeholders are recorded, want at least 3 and 2", put, refused)
 			}
-			if strings.Contains(d.Log(), secret) {
-				t.Error("the secret is in the daemon's log")
+			for _, value := range all {
+				if strings.Contains(d.Log(), value) {
+					t.Error("a secret is in the daemon's log")
+				}
+				if err := inFiles(d.DataDir, value); err != nil {
+					t.Error(err)
+				}
 			}
-			if err := inFiles(d.DataDir, secret); err != nil {
+			if err := d.Client(t).RemoveSecret(t.Context(), "stored"); err != nil {
 				t.Error(err)
+			}
+			if got := curl(`-H "Authorization: Bearer $STORED" https://site.test/stored/c`); !strings.Contains(got, "stored=false newer=false none=false") {
+				t.Errorf("after the end of the secret: %q", got)
 			}
 		})
 	}

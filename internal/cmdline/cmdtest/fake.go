@@ -34,6 +34,8 @@ type Daemon struct {
 	Creates   []api.CreateSandbox // request bodies
 	Execs     []api.ExecRequest   // request bodies
 	Updates   []string            // request bodies
+	Flows     []api.Flow          // the record of every sandbox's network
+	Secrets   []api.SetSecret     // request bodies
 	Uploads   map[string]string   // PUT archive: path → list of its entries
 	Archives  map[string][]Entry  // GET archive: path → its entries
 	Files     map[string]bool     // the archives of a single file
@@ -157,6 +159,7 @@ func (f *Daemon) handler() http.Handler {
 	mux.HandleFunc("POST /v1/images/pull", f.pull)
 	f.imageRoutes(mux)
 	f.execRoutes(mux)
+	f.networkRoutes(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.Mu.Lock()
 		if r.URL.Path != "/healthz" {

@@ -12,6 +12,7 @@ import (
 	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/internal/egress"
+	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -39,6 +40,8 @@ var (
 	ErrNoAgents       = errors.New("this daemon hosts no agent runs")
 	ErrPort           = errors.New("port cannot be published")
 	ErrNoPort         = errors.New("no server on the port")
+	ErrSecretOfFile   = errors.New("the secret is of the daemon's file")
+	ErrShared         = errors.New("network is another sandbox's")
 )
 
 // Classes of the packages below the service.
@@ -60,6 +63,7 @@ var (
 	ErrNotEnded       = runtime.ErrNotEnded
 	ErrInUse          = runtime.ErrInUse
 	ErrNoNetwork      = runtime.ErrNoNetwork
+	ErrNoOwner        = runtime.ErrNoOwner
 	ErrGateway        = egress.ErrUnavailable
 	ErrTooMany        = runtime.ErrTooMany
 	ErrNoRoom         = runtime.ErrNoRoom
@@ -74,6 +78,8 @@ var (
 	ErrRunActive      = agents.ErrRunning
 	ErrRunTooLarge    = agents.ErrTooLarge
 	ErrRunWorker      = agents.ErrWorker
+	ErrNoSecret       = secrets.ErrNotFound
+	ErrManySecrets    = secrets.ErrTooMany
 )
 
 // marked is an error with a class whose words are not in its text.

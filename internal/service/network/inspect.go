@@ -12,7 +12,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/secrets"
-	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/netns/gateway/ca"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -34,8 +33,17 @@ var trusting = []string{
 	"DENO_CERT", "GIT_SSL_CAINFO", "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
 }
 
-// Inspect returns the inspection of a new sandbox; nil if its policy reads nothing within TLS.
-func (n *Networks) Inspect(net api.Network) (*Inspection, error) {
+// Inspect returns the inspection of a new sandbox of a tenant; nil if its policy reads nothing
+// within TLS. One that shares the network of another sandbox trusts that one's authority, and has
+// no secrets.
+func (n *Networks) Inspect(tenant string, net api.Network) (*Inspection, error) {
+	if net.Mode == api.NetworkSandbox {
+		authority, err := n.authority(net.Sandbox)
+		if err != nil || authority == nil {
+			return nil, err
+		}
+		return &Inspection{authority: authority}, nil
+	}
 	if !Has(net) {
 		return nil, nil
 	}
@@ -51,9 +59,9 @@ func (n *Networks) Inspect(net api.Network) (*Inspection, error) {
 		return nil, err
 	}
 	for _, name := range net.Secrets {
-		s, ok := n.opts.Secrets[name]
-		if !ok {
-			return nil, noSecret(name)
+		s, err := n.secret(tenant, name)
+		if err != nil {
+			return nil, err
 		}
 		s = s.Placed()
 		i.placeholders[name] = s.Binding.Placeholder
@@ -62,10 +70,6 @@ func (n *Networks) Inspect(net api.Network) (*Inspection, error) {
 		}
 	}
 	return i, nil
-}
-
-func noSecret(name string) error {
-	return class.Invalidf("network secret %q: the daemon has none of this name (sandboxd serve --secrets)", class.Clip(name))
 }
 
 // Trust is for [runtime.Spec].
@@ -128,29 +132,51 @@ func (n *Networks) Inspects(id string) bool {
 	return err == nil
 }
 
-// Restore returns the certificate of the sandbox's inspection, for another start; nil if it has
-// none.
-func (n *Networks) Restore(id string) ([]byte, error) {
-	authority, _, err := n.load(id)
+// Restore returns the certificate of the authority that a sandbox trusts, for another start; nil if
+// there is none.
+func (n *Networks) Restore(rec *runtime.Record) ([]byte, error) {
+	id := rec.ID
+	if rec.Network.Mode == api.NetworkSandbox {
+		id = rec.Network.Sandbox
+	}
+	authority, err := n.authority(id)
 	if err != nil || authority == nil {
 		return nil, err
 	}
 	return authority.Certificate(), nil
 }
 
-// load returns the authority of a sandbox and its secrets. A secret that this daemon does not have
-// is left out: its placeholder then goes out as it is, and is worth nothing.
-func (n *Networks) load(id string) (*ca.Authority, []secrets.Secret, error) {
+// authority returns that of a sandbox's inspection, nil for one without.
+func (n *Networks) authority(id string) (*ca.Authority, error) {
+	s, err := n.readInspection(id)
+	if err != nil || s == nil {
+		return nil, err
+	}
+	return ca.Load(s.Certificate, s.Key)
+}
+
+// readInspection returns nil for a sandbox without an inspection.
+func (n *Networks) readInspection(id string) (*stored, error) {
 	data, err := os.ReadFile(n.inspectionFile(id))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, nil
+		return nil, nil
 	}
-	var s stored
+	s := new(stored)
 	if err == nil {
-		err = json.Unmarshal(data, &s)
+		err = json.Unmarshal(data, s)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("read the authority of a sandbox: %w", err)
+		return nil, fmt.Errorf("read the authority of a sandbox: %w", err)
+	}
+	return s, nil
+}
+
+// load returns the authority of a sandbox and its secrets. A secret that its tenant has no more is
+// left out: its placeholder then goes out as it is, and is worth nothing.
+func (n *Networks) load(tenant, id string) (*ca.Authority, []secrets.Secret, error) {
+	s, err := n.readInspection(id)
+	if err != nil || s == nil {
+		return nil, nil, err
 	}
 	authority, err := ca.Load(s.Certificate, s.Key)
 	if err != nil {
@@ -158,9 +184,9 @@ func (n *Networks) load(id string) (*ca.Authority, []secrets.Secret, error) {
 	}
 	var placed []secrets.Secret
 	for _, name := range slices.Sorted(maps.Keys(s.Placeholders)) {
-		secret, ok := n.opts.Secrets[name]
-		if !ok {
-			n.opts.Log.Warn("a sandbox has a secret that this daemon does not know", "id", id, "secret", name)
+		secret, err := n.secret(tenant, name)
+		if err != nil {
+			n.opts.Log.Warn("a sandbox is without one of its secrets", "id", id, "secret", name, "error", err)
 			continue
 		}
 		secret.Binding.Placeholder = s.Placeholders[name]

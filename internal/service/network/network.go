@@ -4,6 +4,7 @@
 //	request ── Check ──▶ the network that the record of the sandbox has
 //	create, start, adoption ── Connect ──▶ engine: sockets ──▶ gateway: sockets and document; published ports
 //	gateway ── event ──▶ flows/ID.jsonl, followers, totals
+//	gateway ── ask ──▶ a running sandbox of a common named network: its address, a connection to it
 //	end of the sandbox ──▶ the gateway forgets it, its ports are unbound
 //
 // The gateway is a process of its own, which is started with the first sandbox that has a network.
@@ -17,7 +18,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"slices"
 	"sync"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -35,14 +35,16 @@ type Options struct {
 	Dir string
 	// Engine has the sandboxes' sockets; nil if it cannot give them a network.
 	Engine runtime.Networker
-	// Start starts the gateway, which reports events to record. Nil: there is none.
-	Start func(ctx context.Context, record func(gateway.Event)) (*egress.Gateway, error)
+	// Start starts a gateway with a configuration that has Events and Peers. Nil: there is none.
+	Start func(ctx context.Context, cfg egress.Config) (*egress.Gateway, error)
 	// Ceiling bounds all policies. Nil means no bound for the daemon's own tenant; others may allow
 	// everything public.
 	Ceiling *policy.Policy
-	// Secrets are those of the operator, by name.
+	// Secrets are those of the operator's file, by name.
 	Secrets map[string]secrets.Secret
-	Log     *slog.Logger
+	// Store has the secrets that tenants set.
+	Store *secrets.Store
+	Log   *slog.Logger
 }
 
 // Networks are the networks of all sandboxes. Its methods are safe for concurrent use.
@@ -50,6 +52,7 @@ type Networks struct {
 	opts Options
 
 	starting sync.Mutex // serializes starts of the gateway
+	peers    peers
 
 	closing chan struct{}  // closed when Close begins
 	work    sync.WaitGroup // acceptors of published ports, and ends of lives
@@ -63,9 +66,13 @@ type Networks struct {
 
 // life is the time in which the gateway serves a sandbox.
 type life struct {
+	tenant  string   // of the sandbox
+	secrets []string // names of those that the sandbox has
+
 	changing  sync.Mutex     // serializes what the gateway is told of it
 	accepting sync.WaitGroup // acceptors of its published ports
 	over      bool           // needs Networks.mu
+	member    *member        // nil unless it is in a named network
 }
 
 // Open makes the directory of flows.
@@ -105,8 +112,14 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 	case "":
 		net.Mode = api.NetworkNone
 	case api.NetworkNone, api.NetworkFull, api.NetworkEgress:
+	case api.NetworkSandbox:
+		return net, checkShared(&net)
 	default:
-		return net, class.Invalidf("network mode %q: must be %s, %s or %s", class.Clip(string(net.Mode)), api.NetworkNone, api.NetworkFull, api.NetworkEgress)
+		return net, class.Invalidf("network mode %q: must be %s, %s, %s or %s", class.Clip(string(net.Mode)),
+			api.NetworkNone, api.NetworkFull, api.NetworkEgress, api.NetworkSandbox)
+	}
+	if net.Sandbox != "" {
+		return net, class.Invalidf("network sandbox: mode %q shares no network; ask for %q", net.Mode, api.NetworkSandbox)
 	}
 	if net.Mode != api.NetworkEgress && net.Policy != "" {
 		return net, class.Invalidf("network policy: mode %q has none; ask for %q", net.Mode, api.NetworkEgress)
@@ -114,7 +127,10 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 	if net.Mode != api.NetworkEgress && len(net.Secrets) > 0 {
 		return net, class.Invalidf("network secrets: they are for rules of mode %q that inspect requests", api.NetworkEgress)
 	}
-	if net.Mode == api.NetworkNone {
+	if err := checkJoin(net.Join); err != nil {
+		return net, err
+	}
+	if !Has(net) {
 		if net.Budget != (api.NetworkBudget{}) {
 			return net, class.Invalidf("network budget: a sandbox without a network needs none")
 		}
@@ -140,24 +156,13 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 	return net, n.permitted(tenant, p)
 }
 
-// checkSecrets checks the secrets that a tenant asks for.
-func (n *Networks) checkSecrets(tenant string, names []string, p *policy.Policy) error {
-	if len(names) == 0 {
-		return nil
+// checkShared checks a network that is another sandbox's. The caller looks that one up.
+func checkShared(net *api.Network) error {
+	if net.Sandbox == "" {
+		return class.Invalidf("network sandbox is missing: mode %q shares the network of one", net.Mode)
 	}
-	if tenant != "" {
-		return class.Invalidf("network secrets: they are the operator's")
-	}
-	if !p.Inspects() {
-		return class.Invalidf("network secrets: no rule of the policy inspects requests, so none could get one; add inspect: true")
-	}
-	for i, name := range names {
-		if _, ok := n.opts.Secrets[name]; !ok {
-			return noSecret(name)
-		}
-		if slices.Contains(names[:i], name) {
-			return class.Invalidf("network secret %q: it is named twice", class.Clip(name))
-		}
+	if net.Policy != "" || net.Budget != (api.NetworkBudget{}) || len(net.Secrets)+len(net.Join) > 0 {
+		return class.Invalidf("network: policy, budget, secrets and joined networks are those of sandbox %q, whose network is shared", class.Clip(net.Sandbox))
 	}
 	return nil
 }
@@ -198,12 +203,16 @@ var publicDocument = sync.OnceValue(func() []byte {
 	return d
 })
 
-// document returns the policy document of a network that is not none.
+// document returns the policy document of a network.
 func document(net api.Network) []byte {
-	if net.Mode == api.NetworkFull {
+	switch net.Mode {
+	case api.NetworkFull:
 		return publicDocument()
+	case api.NetworkEgress:
+		return []byte(net.Policy)
+	default:
+		return []byte("version: 1\nrules: []\n")
 	}
-	return []byte(net.Policy)
 }
 
 func budget(b api.NetworkBudget) gateway.Budget {
@@ -213,8 +222,10 @@ func budget(b api.NetworkBudget) gateway.Budget {
 	}
 }
 
-// Has reports whether a network is more than a loopback interface.
-func Has(net api.Network) bool { return net.Mode != "" && net.Mode != api.NetworkNone }
+// Has reports whether a sandbox has a network of its own that is more than a loopback interface.
+func Has(net api.Network) bool {
+	return net.Mode != api.NetworkSandbox && (net.Mode != "" && net.Mode != api.NetworkNone || len(net.Join) > 0)
+}
 
 // Connect has the gateway serve a sandbox that runs, if it has a network, and forwards its
 // published ports: those given, which it takes over, or newly bound ones of the record if ports is
@@ -232,10 +243,11 @@ func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Pub
 		n.mu.Unlock()
 		return nil
 	}
-	l := new(life)
+	l := &life{tenant: rec.Tenant, secrets: rec.Network.Secrets}
 	l.changing.Lock()
 	n.lives[id] = l
 	n.mu.Unlock()
+	l.member = n.peers.enter(rec) // before the gateway asks for it
 	n.logOf(id).begin()
 	ports, err := n.open(ctx, rec, before, ports)
 	l.changing.Unlock()
@@ -248,6 +260,7 @@ func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Pub
 	// this life is over.
 	lease.AfterGone(func() {
 		stop()
+		n.peers.leave(l.member)
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		l.over = true
@@ -287,12 +300,12 @@ func (n *Networks) add(ctx context.Context, rec *runtime.Record) error {
 	if err != nil {
 		return err
 	}
-	authority, placed, err := n.load(rec.ID)
+	authority, placed, err := n.load(rec.Tenant, rec.ID)
 	if err != nil {
 		return errors.Join(err, sockets.Close())
 	}
 	err = g.Add(ctx, egress.Network{
-		Authority: authority, Secrets: placed, ID: rec.ID, Policy: document(rec.Network), Budget: budget(rec.Network.Budget),
+		Authority: authority, Secrets: placed, ID: rec.ID, Policy: document(rec.Network), Budget: budget(rec.Network.Budget), Networks: rec.Network.Join,
 		Sockets: egress.Sockets{Stream: sockets.Stream, DNS: sockets.DNS, DNSTCP: sockets.DNSTCP},
 	})
 	return errors.Join(err, sockets.Close())
@@ -311,7 +324,7 @@ func (n *Networks) started(ctx context.Context) (*egress.Gateway, error) {
 	if n.opts.Start == nil {
 		return nil, fmt.Errorf("%w: this daemon has no gateway", runtime.ErrUnenforceable)
 	}
-	g, err := n.opts.Start(context.WithoutCancel(ctx), n.record)
+	g, err := n.opts.Start(context.WithoutCancel(ctx), egress.Config{Events: n.record, Peers: egress.Peers{Find: n.peers.find, Dial: n.dialPeer}})
 	if err != nil {
 		return nil, fmt.Errorf("start the gateway: %w", err)
 	}
@@ -334,6 +347,7 @@ func (n *Networks) CheckGateway() api.Check {
 
 // end has the gateway forget a life that is over.
 func (n *Networks) end(ctx context.Context, id string, l *life) {
+	n.peers.leave(l.member)
 	l.accepting.Wait()
 	l.changing.Lock()
 	defer l.changing.Unlock()

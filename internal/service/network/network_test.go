@@ -12,13 +12,14 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/egress"
+	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
 func open(t *testing.T, ceiling *policy.Policy) *Networks {
 	t.Helper()
-	n, err := Open(Options{Dir: t.TempDir(), Ceiling: ceiling, Log: slog.New(slog.DiscardHandler)})
+	n, err := Open(Options{Dir: t.TempDir(), Ceiling: ceiling, Store: secrets.NewStore(t.TempDir()), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -77,6 +78,9 @@ func Publish(ctx context.Context, ports []api.PortMapping) (_ *Published, err er
 
 // CheckPorts returns the ports that a request of a tenant asks for, with defaults filled in.
 func CheckPorts(tenant string, net api.Network, ports []api.PortMapping) ([]api.PortMapping, error) {
+	if len(ports) > 0 && net.Mode == api.NetworkSandbox {
+		return nil, class.Invalidf("ports: those of a shared network are published by its owner, sandbox %q", class.Clip(net.Sandbox))
+	}
 	if len(ports) > 0 && !Has(net) {
 		return nil, class.Invalidf("ports: a sandbox without a network has none to publish; ask for network mode %q or %q", api.NetworkEgress, api.NetworkFull)
 	}
@@ -168,6 +172,11 @@ func (n *Networks) accept(ctx context.Context, id string, port uint16, l *net.TC
 
 // Dial connects to a port of a sandbox's loopback.
 func (n *Networks) Dial(ctx context.Context, id string, port uint16) (*net.TCPConn, error) {
+	return n.dial(ctx, id, port, netns.Connect)
+}
+
+// dial connects a socket that was made inside a sandbox.
+func (n *Networks) dial(ctx context.Context, id string, port uint16, connect func(context.Context, *os.File, uint16) (net.Conn, error)) (*net.TCPConn, error) {
 	if n.opts.Engine == nil {
 		return nil, fmt.Errorf("%w: the engine has no networks", runtime.ErrUnenforceable)
 	}
@@ -177,7 +186,7 @@ func (n *Networks) Dial(ctx context.Context, id string, port uint16) (*net.TCPCo
 	if err != nil {
 		return nil, err
 	}
-	conn, err := netns.Connect(ctx, socket, port)
+	conn, err := connect(ctx, socket, port)
 	if err = errors.Join(err, socket.Close()); err != nil {
 		return nil, fmt.Errorf("connect to port %d of the sandbox: %w", port, err)
 	}
