@@ -1,7 +1,6 @@
 package libct
 
 import (
-	"bytes"
 	"crypto/sha1" //nolint:gosec // G505: the format's checksum
 	"encoding/asn1"
 	"encoding/binary"
@@ -35,31 +34,35 @@ func withTrusted(store, certificate []byte) []byte {
 const (
 	jksMagic, jksVersion = 0xfeedfeed, 2
 	jksTrusted           = 2 // tag of an entry
-	jksHead              = 12
+	jksCertificate       = "X.509"
+	jksHead              = 12 // bytes
 )
 
 // withTrustedJKS inserts an entry into a JKS: magic, version, number of entries, entries, and a
 // checksum.
 func withTrustedJKS(store, certificate []byte) []byte {
-	text := func(out []byte, s string) []byte {
-		return append(binary.BigEndian.AppendUint16(out, uint16(len(s))), s...)
-	}
 	out := append([]byte(nil), store[:8]...)
 	out = binary.BigEndian.AppendUint32(out, binary.BigEndian.Uint32(store[8:])+1)
 	out = binary.BigEndian.AppendUint32(out, jksTrusted)
-	out = text(out, storeAlias)
+	out = append(append(out, 0, byte(len(storeAlias))), storeAlias...)
 	out = binary.BigEndian.AppendUint64(out, 0) // when it was made
-	out = text(out, "X.509")
-	out = binary.BigEndian.AppendUint32(out, uint32(len(certificate)))
+	out = append(append(out, 0, byte(len(jksCertificate))), jksCertificate...)
+	out = binary.BigEndian.AppendUint32(out, uint32(len(certificate))) //nolint:gosec // G115: it is of our own authority
 	out = append(out, certificate...)
 	out = append(out, store[jksHead:len(store)-sha1.Size]...)
-	sum := sha1.New() //nolint:gosec // G401: as above
-	for _, c := range utf16.Encode([]rune(storePassword)) {
-		_, _ = sum.Write([]byte{byte(c >> 8), byte(c)}) // a hash takes all, here and below
-	}
-	_, _ = sum.Write([]byte("Mighty Aphrodite")) // so the format
+	sum := sha1.New()                          //nolint:gosec // G401: as above
+	_, _ = sum.Write(bigEndian(storePassword)) // a hash takes all, here and below
+	_, _ = sum.Write([]byte("Mighty Aphrodite"))
 	_, _ = sum.Write(out)
 	return sum.Sum(out)
+}
+
+// bigEndian returns a text in UTF-16.
+func bigEndian(s string) (out []byte) {
+	for _, c := range utf16.Encode([]rune(s)) {
+		out = binary.BigEndian.AppendUint16(out, c)
+	}
+	return out
 }
 
 // Object identifiers of PKCS #12 (RFC 7292), and Java's mark of trusted certificates.
@@ -115,16 +118,12 @@ func withTrustedPKCS12(store, certificate []byte) ([]byte, error) {
 	if rest, err := asn1.Unmarshal(p.AuthSafe.Content, &safe); err != nil || len(rest) > 0 || safe.Tag != asn1.TagSequence || !safe.IsCompound {
 		return nil, errNoStore
 	}
-	var name bytes.Buffer
-	for _, c := range utf16.Encode([]rune(storeAlias)) {
-		name.Write([]byte{byte(c >> 8), byte(c)})
-	}
 	usage, err := asn1.Marshal(oidAnyUsage)
 	if err != nil {
 		return nil, err
 	}
 	bags, err := asn1.Marshal([]safeBag{{ID: oidCertBag, Value: certBag{ID: oidX509, Value: certificate}, Attributes: []attribute{
-		{ID: oidFriendlyName, Values: []asn1.RawValue{{Tag: asn1.TagBMPString, Bytes: name.Bytes()}}},
+		{ID: oidFriendlyName, Values: []asn1.RawValue{{Tag: asn1.TagBMPString, Bytes: bigEndian(storeAlias)}}},
 		{ID: oidTrusted, Values: []asn1.RawValue{{FullBytes: usage}}},
 	}}})
 	if err != nil {

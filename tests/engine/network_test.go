@@ -3,7 +3,7 @@ package engine
 import (
 	"archive/tar"
 	"context"
-	"crypto/sha1" //nolint:gosec // G505: a format's checksum
+	"crypto/sha1"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/pem"
@@ -326,7 +326,8 @@ func TestJavaStoresOfAnInspectedSandbox(t *testing.T) {
 	}{
 		"debian": {
 			files: []harness.File{
-				{Name: debian[1:], Body: store}, {Name: "usr/lib/jvm/java-17/lib/security/cacerts", Type: tar.TypeSymlink, Link: debian},
+				{Name: debian[1:], Body: store},
+				{Name: "usr/lib/jvm/java-17/lib/security/cacerts", Type: tar.TypeSymlink, Link: debian},
 				{Name: "usr/lib/jvm/java-8/jre/lib/security/cacerts", Body: store},
 			},
 			have: []string{debian, "/usr/lib/jvm/java-17/lib/security/cacerts", "/usr/lib/jvm/java-8/jre/lib/security/cacerts"},

@@ -18,6 +18,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -250,7 +251,7 @@ func rpc(rw http.ResponseWriter, r *http.Request) {
 		if _, err := io.ReadFull(r.Body, head); err != nil {
 			break
 		}
-		message = append(head, make([]byte, min(binary.BigEndian.Uint32(head[1:]), 4<<20))...)
+		message = slices.Concat(head, make([]byte, min(binary.BigEndian.Uint32(head[1:]), 4<<20)))
 		if _, err := io.ReadFull(r.Body, message[len(head):]); err != nil {
 			return
 		}
