@@ -184,6 +184,12 @@ func listen(port int) (*os.File, error) {
 	if err := unix.Listen(fd, backlog); err != nil {
 		return nil, errors.Join(os.NewSyscallError("listen", err), unix.Close(fd))
 	}
+	// Accepted connections inherit it. A program may then serve a port that it has a connection to
+	// outside, if it sets the option as well: servers do. The port of a socket that listens is never
+	// shared, and this one does already.
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return nil, errors.Join(os.NewSyscallError("setsockopt", err), unix.Close(fd))
+	}
 	return os.NewFile(uintptr(fd), "listener"), nil
 }
 
@@ -200,7 +206,7 @@ func receive(port int) (*os.File, error) {
 }
 
 // open returns a transparent socket for both families, bound to a port. Neither SO_REUSEADDR nor
-// SO_REUSEPORT is set: no second socket gets the port.
+// SO_REUSEPORT is set, so that no second socket gets the port.
 func open(kind, port int) (int, error) {
 	fd, err := unix.Socket(unix.AF_INET6, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

@@ -419,6 +419,50 @@ func TestConnectOwn(t *testing.T) {
 	empty(t, n)
 }
 
+// A program can serve a port while it has connections to that port outside: the other end of such a
+// connection is in its namespace, and has the port. So it is when the other end has closed it
+// (TIME_WAIT). Both ends of a conflict have to have SO_REUSEADDR, which servers set.
+func TestPortsOfConnectionsCanBeServed(t *testing.T) {
+	for _, to := range []string{"10.1.0.7:9000", "[2600::1]:9000"} {
+		n := namespace(t)
+		l := listener(t, n.Stream)
+		connect := func() (program, gateway net.Conn) {
+			t.Helper()
+			program = dial(t, n, "tcp", to)
+			gateway, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = gateway.Close() })
+			if got := addrPort(t, gateway.LocalAddr()); got != netip.MustParseAddrPort(to) {
+				t.Fatalf("the gateway has a connection to %s", got)
+			}
+			return program, gateway
+		}
+		try := func(when string) {
+			t.Helper()
+			for _, r := range append(sandboxes(), owner) {
+				if got := enter(t, n, "bind-9000", r); got != "done" {
+					t.Errorf("%s, with a connection to %s %s: %s", r, to, when, got)
+				}
+			}
+		}
+		_, g := connect()
+		try("that is open")
+		if err := g.Close(); err != nil {
+			t.Fatal(err)
+		}
+		try("that was closed")
+		serve(t, n, "tcp", "[::]:9000") // Go's listeners have the option
+		if got, err := io.ReadAll(dial(t, n, "tcp", "127.0.0.1:9000")); err != nil || string(got) != "[::]:9000" {
+			t.Errorf("the server answers %q, %v", got, err)
+		}
+		program, gateway := connect()
+		exchange(t, program, gateway)
+		empty(t, n)
+	}
+}
+
 // A server that accepts nothing fills its queue; a connection then waits, as long as its context.
 func TestDialEndsWithItsContext(t *testing.T) {
 	n := namespace(t)

@@ -352,7 +352,7 @@ func verifySocket(file *os.File, kind, port int, ns *unix.Stat_t) error {
 			for _, o := range []struct{ level, option, want int }{
 				{unix.SOL_SOCKET, unix.SO_TYPE, kind},
 				{unix.SOL_SOCKET, unix.SO_ACCEPTCONN, stream},
-				{unix.SOL_SOCKET, unix.SO_REUSEADDR, 0},
+				{unix.SOL_SOCKET, unix.SO_REUSEADDR, stream},
 				{unix.SOL_SOCKET, unix.SO_REUSEPORT, 0},
 				{unix.SOL_IPV6, unix.IPV6_V6ONLY, 0},
 				{unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1},

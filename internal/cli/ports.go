@@ -17,13 +17,13 @@ import (
 	"github.com/sandboxd/sandboxd/internal/relay"
 )
 
-// parsePorts reads values of --publish: [[ADDRESS:]HOSTPORT:]PORT[/tcp].
+// parsePorts reads values of --publish: [[ADDRESS:]HOSTPORT:]PORT[/tcp|udp], or unix:NAME:PORT.
 func parsePorts(values []string) ([]api.PortMapping, error) {
 	var ports []api.PortMapping
 	for _, v := range values {
 		m, err := parsePort(v)
 		if err != nil {
-			return nil, cmdline.Usagef("--publish %q: %v; want [[ADDRESS:]HOSTPORT:]PORT, such as 8080:80", v, err)
+			return nil, cmdline.Usagef("--publish %q: %v; want [[ADDRESS:]HOSTPORT:]PORT[/udp], such as 8080:80, or unix:NAME:PORT", v, err)
 		}
 		ports = append(ports, m)
 	}
@@ -31,24 +31,29 @@ func parsePorts(values []string) ([]api.PortMapping, error) {
 }
 
 func parsePort(v string) (m api.PortMapping, err error) {
-	v, protocol, _ := strings.Cut(v, "/")
-	if m.Protocol = protocol; protocol != "" && protocol != "tcp" {
-		return m, fmt.Errorf("only tcp can be published, not %q", protocol)
-	}
-	inside := v
+	host, inside := "", v
 	if i := strings.LastIndexByte(v, ':'); i >= 0 {
-		host := v[:i]
-		inside = v[i+1:]
-		if j := strings.LastIndexByte(host, ':'); j >= 0 {
-			m.Address, host = strings.Trim(host[:j], "[]"), host[j+1:]
-		}
-		if host != "" {
-			if m.HostPort, err = portNumber(host); err != nil {
-				return m, err
-			}
-		}
+		host, inside = v[:i], v[i+1:]
 	}
-	m.Port, err = portNumber(inside)
+	inside, m.Protocol, _ = strings.Cut(inside, "/")
+	if m.Protocol != "" && m.Protocol != "tcp" && m.Protocol != "udp" {
+		return m, fmt.Errorf("%q is neither tcp nor udp", m.Protocol)
+	}
+	if m.Port, err = portNumber(inside); err != nil {
+		return m, err
+	}
+	if name, ok := strings.CutPrefix(host, "unix:"); ok {
+		if m.Socket = name; name == "" {
+			return m, errors.New("the socket has no name")
+		}
+		return m, nil
+	}
+	if i := strings.LastIndexByte(host, ':'); i >= 0 {
+		m.Address, host = strings.Trim(host[:i], "[]"), host[i+1:]
+	}
+	if host != "" {
+		m.HostPort, err = portNumber(host)
+	}
 	return m, err
 }
 
@@ -64,8 +69,9 @@ func newPort(d deps) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "port SANDBOX",
 		Short: "List the published ports of a sandbox",
-		Long:  `List the published ports of a sandbox: each port, and where it is at this host.`,
-		Args:  cmdline.UsageArgs(cobra.ExactArgs(1)),
+		Long: `List the published ports of a sandbox: each port, and where it is at this host: an
+address with a port, or the path of a Unix socket.`,
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c := d.Client()
 			defer c.Close()
@@ -74,7 +80,11 @@ func newPort(d deps) *cobra.Command {
 				return err
 			}
 			for _, p := range sb.Ports {
-				fmt.Fprintf(d.Stdout, "%d/%s -> %s\n", p.Port, p.Protocol, net.JoinHostPort(p.Address, strconv.Itoa(int(p.HostPort))))
+				at := "unix:" + p.Socket
+				if p.Socket == "" {
+					at = net.JoinHostPort(p.Address, strconv.Itoa(int(p.HostPort)))
+				}
+				fmt.Fprintf(d.Stdout, "%d/%s -> %s\n", p.Port, p.Protocol, cmdline.Printable(at))
 			}
 			return nil
 		},

@@ -108,8 +108,7 @@ func (p *process) replied(r *request, files []*os.File) error {
 }
 
 // peers returns what a network asks about the sandboxes in its named networks; nil if it is in none.
-// Connections to them count in its share.
-func (a *asker) peers(id string, networks []string, s *share) *gateway.Peers {
+func (a *asker) peers(id string, networks []string) *gateway.Peers {
 	if len(networks) == 0 {
 		return nil
 	}
@@ -144,9 +143,6 @@ func (a *asker) peers(id string, networks []string, s *share) *gateway.Peers {
 			return peer, err
 		},
 		Dial: func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, gateway.Peer, error) {
-			if err := s.take(ctx); err != nil {
-				return nil, gateway.Peer{}, err
-			}
 			r, peer, err := asks(ctx, connections, ask{Dial: addr})
 			if err != nil {
 				return nil, peer, err

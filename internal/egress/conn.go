@@ -28,6 +28,7 @@ type conn struct {
 	asked  func(*conn, *ask) error // an error ends the connection
 	hello  chan *hello             // gets the first message
 	ended  chan struct{}           // closed when nothing more is received
+	report int                     // end of a pipe with the report of a crash; -1 until it was asked for
 
 	mu      sync.Mutex // guards those below
 	number  uint64     // of the last request
@@ -44,7 +45,9 @@ func newConn(f *os.File, c clock, event func(gateway.Event), asked func(*conn, *
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
-	n := &conn{socket: socket, raw: raw, time: c, began: c.now(), event: event, asked: asked, hello: make(chan *hello, 1), ended: make(chan struct{})}
+	n := &conn{
+		socket: socket, raw: raw, time: c, began: c.now(), event: event, asked: asked, hello: make(chan *hello, 1), ended: make(chan struct{}), report: -1,
+	}
 	go n.receive()
 	return n, nil
 }

@@ -56,7 +56,8 @@ type Network struct {
 	ID string
 	// Policy is a document of netns/policy with at most [MaxPolicy] bytes.
 	Policy []byte
-	// Budget counts anew in a gateway that was restarted.
+	// Budget is for the whole life of the network. What was used since the last event before the end of
+	// a process is not counted by the next.
 	Budget  gateway.Budget
 	Sockets Sockets
 	// Authority signs the certificates of inspected connections; nil: these are refused.
@@ -117,6 +118,12 @@ type network struct {
 	asks   atomic.Int32 // under way
 	fds    []int        // plain, because files would put the sockets into our poller
 	record *record
+
+	// The rest needs Gateway.mu.
+	spent       spent
+	crashes     int       // that it caused within the window
+	crashed     time.Time // the last one
+	quarantined bool
 }
 
 // Start starts a gateway process. The caller closes the gateway.
@@ -158,6 +165,9 @@ func (g *Gateway) start(ctx context.Context) (_ *conn, err error) {
 		g.mu.Lock()
 		g.hello = *h
 		g.mu.Unlock()
+		if err = c.askForReport(); err != nil {
+			c.end(err) // it is replaced
+		}
 		return c, nil
 	case <-c.ended:
 		return nil, fmt.Errorf("the gateway process has not begun: %w; its own reason is in the daemon's log", c.why())
@@ -187,10 +197,55 @@ func (g *Gateway) publish(c *conn) {
 func (g *Gateway) deliver(e gateway.Event) {
 	g.mu.Lock()
 	n := g.networks[e.Network]
+	if n != nil {
+		n.spent.note(&e)
+		e.Spent = nil
+	}
 	g.mu.Unlock()
 	if n != nil {
 		n.record.add(e)
 	}
+}
+
+// spent is what the processes of a network have used of its budget.
+type spent struct {
+	gateway.Spent
+	known map[string]struct{}
+}
+
+// note adds what an event tells. The process may have been taken over, and cannot take back what
+// it has told before.
+func (s *spent) note(e *gateway.Event) {
+	if e.Spent == nil {
+		return
+	}
+	for _, v := range []struct {
+		have *int64
+		told int64
+	}{
+		{&s.BytesOut, e.Spent.BytesOut}, {&s.BytesIn, e.Spent.BytesIn}, {&s.Connections, e.Spent.Connections},
+		{&s.Queries, e.Spent.Queries}, {&s.NameBytes, e.Spent.NameBytes}, {&s.Hosts, e.Spent.Hosts},
+	} {
+		*v.have = max(*v.have, v.told)
+	}
+	if s.Hosts == 0 || !e.Allow || e.Kind == gateway.Query || len(s.known) >= maxKnown {
+		return
+	}
+	known := e.Name
+	if known == "" {
+		known = e.Addr.String()
+	}
+	if s.known == nil {
+		s.known = make(map[string]struct{})
+	}
+	s.known[known] = struct{}{}
+}
+
+// next returns what the next process is told.
+func (s *spent) next() gateway.Spent {
+	next := s.Spent
+	next.Known = slices.Sorted(maps.Keys(s.known))
+	return next
 }
 
 // noteEnd makes operations wait for the next process.
@@ -209,18 +264,31 @@ func (g *Gateway) supervise(c *conn) {
 	for c != nil {
 		<-c.ended
 		g.noteEnd(c)
+		ended := g.cfg.time.now()
+		g.tellEnd(c, ended)
 		if g.ctx.Err() != nil {
 			return
-		}
-		ended := g.cfg.time.now()
-		g.cfg.Log.Error("the gateway process has ended; connections of sandboxes were reset", "reason", c.why())
-		for _, n := range g.all() {
-			n.record.add(gateway.Event{Network: n.id, Kind: Restarted, Time: ended, Reason: clean(c.why().Error(), maxReason)})
 		}
 		if ended.Sub(c.began) >= longestPause {
 			pause = 0
 		}
 		c, pause = g.replace(pause)
+	}
+}
+
+// tellEnd records the end of a process.
+func (g *Gateway) tellEnd(c *conn, at time.Time) {
+	culprit, told := g.blame(c, at)
+	if g.ctx.Err() != nil {
+		return
+	}
+	g.cfg.Log.Error("the gateway process has ended; connections of sandboxes were reset", "reason", c.why())
+	for _, n := range g.all() {
+		reason := c.why().Error()
+		if n.id == culprit {
+			reason = told
+		}
+		n.record.add(gateway.Event{Network: n.id, Kind: Restarted, Time: at, Reason: clean(reason, maxReason)})
 	}
 }
 
@@ -238,6 +306,10 @@ func (g *Gateway) replace(pause time.Duration) (*conn, time.Duration) {
 		pause = min(max(2*pause, firstPause), longestPause)
 		c, err := g.startAgain()
 		if g.ctx.Err() != nil {
+			if c != nil {
+				<-c.ended // publish has seen it
+				c.blamed()
+			}
 			return nil, 0
 		}
 		if err == nil {
@@ -259,11 +331,16 @@ func (g *Gateway) startAgain() (*conn, error) {
 	release, err := g.take(g.ctx)
 	if err != nil {
 		c.end(err)
+		<-c.ended
+		c.blamed() // nothing was served
 		return nil, err
 	}
 	defer release()
 	for _, n := range g.all() {
-		err := c.call(n.request(), n.fds...)
+		g.mu.Lock()
+		r := n.request()
+		g.mu.Unlock()
+		err := c.call(r, n.fds...)
 		switch {
 		case err == nil:
 		case isRefused(err):
@@ -272,6 +349,7 @@ func (g *Gateway) startAgain() (*conn, error) {
 		default:
 			c.end(err)
 			<-c.ended
+			g.tellEnd(c, g.cfg.time.now()) // it has served those before
 			return nil, fmt.Errorf("restore network %s: %w: %w", n.id, err, c.why())
 		}
 	}
@@ -286,8 +364,14 @@ func (g *Gateway) all() []*network {
 	return slices.SortedFunc(maps.Values(g.networks), func(a, b *network) int { return cmp.Compare(a.id, b.id) })
 }
 
+// request returns the request to serve a network; the caller holds mu, unless the network is new.
 func (n *network) request() request {
-	return request{Add: &add{ID: n.id, Policy: n.policy, Budget: n.budget, Certificate: n.cert, Key: n.key, Secrets: n.secret, Networks: n.joined}}
+	if n.quarantined {
+		return request{Add: &add{ID: n.id, Policy: []byte(`{"version": 1, "rules": []}`), Quarantined: true}}
+	}
+	return request{Add: &add{
+		ID: n.id, Policy: n.policy, Budget: n.budget, Spent: n.spent.next(), Certificate: n.cert, Key: n.key, Secrets: n.secret, Networks: n.joined,
+	}}
 }
 
 // take takes the turn.
@@ -546,6 +630,16 @@ func (g *Gateway) Close() error {
 	return err
 }
 
+// quarantined returns the number of networks that are refused everything. The caller holds mu.
+func (g *Gateway) quarantined() (n int) {
+	for _, of := range g.networks {
+		if of.quarantined {
+			n++
+		}
+	}
+	return n
+}
+
 // Check reports for doctor how the process is confined.
 func (g *Gateway) Check() api.Check {
 	g.mu.Lock()
@@ -567,6 +661,9 @@ func (g *Gateway) Check() api.Check {
 	}
 	for _, missing := range g.hello.Missing {
 		c.Found += "; " + missing
+	}
+	if n := g.quarantined(); n > 0 {
+		c.Found += fmt.Sprintf("; refuses all connections of %d sandboxes that have crashed it %d times", n, maxCrashes)
 	}
 	return c
 }

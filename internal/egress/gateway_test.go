@@ -97,10 +97,14 @@ type player struct {
 
 func (p *player) say(packet string) { _, _ = p.conn.Write([]byte(packet)) }
 
+// hear returns the next request that has an answer.
 func (p *player) hear() (r request, err error) {
 	fds, err := requests.Receive(p.raw, 0, func(packet []byte) error { return decode(packet, &r) })
 	for _, fd := range fds {
 		_ = unix.Close(fd)
+	}
+	if r.Report {
+		return p.hear()
 	}
 	return r, err
 }
@@ -215,6 +219,8 @@ func TestHostileGateway(t *testing.T) {
 		"an unasked answer":   `{"answer":{"number":99}}`,
 		"an answer again":     `{"answer":{"number":1}}`,
 		"a malformed event":   `{"event":{"network":"a","kind":"connection","protocol":"tcp","addr":"","reason":"\u001b[31m"}}`,
+		"a budget given back": `{"event":{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"BytesOut":-1}}}`,
+		"hosts in an event":   `{"event":{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Known":["a"]}}}`,
 		"a packet too large":  `{"answer":{"number":1,"error":"` + strings.Repeat("x", messages.MaxBytes) + `"}}`,
 		"an error too long":   `{"answer":{"number":1,"error":"` + strings.Repeat("x", maxError+1) + `"}}`,
 		"deeply nested":       strings.Repeat("[", 9000),

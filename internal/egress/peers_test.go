@@ -79,8 +79,11 @@ func TestAsksOfATakenOverGateway(t *testing.T) {
 			for _, fd := range fds {
 				_ = unix.Close(fd)
 			}
-			if r.Reply != nil {
+			switch {
+			case r.Reply != nil:
 				replies <- heard{*r.Reply, len(fds)}
+				continue
+			case r.Report:
 				continue
 			}
 			p.got <- r

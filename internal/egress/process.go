@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime/pprof"
 	"sync"
 	"syscall"
 	"time"
@@ -58,8 +59,9 @@ func run() error {
 		return err
 	}
 	defer held.Close()
-	p.pool = newPool(descriptors)
-	p.most, p.resolver = hello.Networks, newResolver(func(file string) {
+	p.pool = gateway.NewPool(descriptors)
+	hello.Networks = p.pool.Networks()
+	p.resolver = newResolver(func(file string) {
 		fmt.Fprintf(os.Stderr, "sandboxd gateway: %s was replaced by another file; restarting\n", file)
 		_ = conn.Close() // ends serve
 	})
@@ -84,15 +86,14 @@ func confineProcess() (_ io.Closer, _ *hello, descriptors uint64, err error) {
 	if err != nil {
 		return nil, nil, 0, err
 	}
-	return held, &hello{Landlock: g.ABI, Missing: g.Missing(), Networks: maxNetworks(descriptors)}, descriptors, nil
+	return held, &hello{Landlock: g.ABI, Missing: g.Missing()}, descriptors, nil
 }
 
 // process is the state of a gateway process.
 type process struct {
 	conn     *net.UnixConn
 	raw      syscall.RawConn
-	most     int // networks
-	pool     *pool
+	pool     *gateway.Pool
 	resolver *resolver
 	roots    *x509.CertPool // of the host
 	sending  sync.Mutex
@@ -145,7 +146,15 @@ func (p *process) serve(h *hello) error {
 			continue
 		}
 		a := answer{Number: r.Number}
-		if err := p.handle(&r, unixmsg.Files(fds, "sandbox")); err != nil {
+		pprof.Do(context.Background(), pprof.Labels(labelNetwork, r.id()), func(context.Context) {
+			err = p.handle(&r, unixmsg.Files(fds, "sandbox"))
+		})
+		switch {
+		case err != nil && r.Report:
+			return err
+		case r.Report:
+			continue
+		case err != nil:
 			a.Error = clean(err.Error(), maxError)
 		}
 		if err := p.send(&message{Answer: &a}); err != nil {
@@ -194,6 +203,8 @@ func (p *process) handle(r *request, files []*os.File) error {
 		s.network.SetPolicy(parsed)
 	case r.SetSecrets != nil:
 		return p.setSecrets(r.SetSecrets)
+	case r.Report:
+		return reportCrashes(files[0])
 	case r.Remove != nil:
 		if s := p.networks[r.Remove.ID]; s != nil {
 			s.close()
@@ -210,7 +221,7 @@ func (p *process) add(a *add, files []*os.File) error {
 		return fmt.Errorf("add network: %w", err)
 	}
 	old := p.networks[a.ID]
-	if old == nil && len(p.networks) >= p.most {
+	if old == nil && len(p.networks) >= p.pool.Networks() {
 		return fmt.Errorf("add network: the gateway serves %d already, as many as its limit of open files allows; raise the hard limit (ulimit -Hn, LimitNOFILE=)", len(p.networks))
 	}
 	authority, placed, err := a.inspection()
@@ -224,10 +235,9 @@ func (p *process) add(a *add, files []*os.File) error {
 	if old != nil {
 		old.close()
 	}
-	share := p.pool.share()
 	n := gateway.New(gateway.Options{
-		ID: a.ID, Policy: parsed, Budget: a.Budget, CA: authority, Roots: p.roots, Secrets: placed, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Dial: share.connect,
-		Peers:  p.asker.peers(a.ID, a.Networks, share),
+		ID: a.ID, Policy: parsed, Budget: a.Budget, Spent: a.Spent, CA: authority, Roots: p.roots, Secrets: placed, Quarantined: a.Quarantined, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Pool: p.pool,
+		Peers:  p.asker.peers(a.ID, a.Networks),
 		Record: func(e gateway.Event) { _ = p.send(&message{Event: toWire(e)}) }, // a daemon that is gone ends serve too
 	})
 	p.networks[a.ID] = serveNetwork(n, s)

@@ -48,16 +48,17 @@ const (
 
 	maxAuthority = 4 << 10
 	maxSecrets   = 24 << 10 // all of one network
+	maxKnown     = 64       // hosts that the next process does not count again
 )
 
 // The packets of both directions. Base64 makes a policy a third longer, and escapes make a byte of
 // text up to six.
 var (
-	requests = unixmsg.Format{MaxBytes: 128 << 10, MaxFiles: 3}
+	requests = unixmsg.Format{MaxBytes: 160 << 10, MaxFiles: 3}
 	messages = unixmsg.Format{MaxBytes: 16 << 10}
 )
 
-// A request is a packet to the gateway. One of its pointers is set.
+// A request is a packet to the gateway. One of its pointers is set, or Report.
 type request struct {
 	Number    uint64     `json:"number"` // of the answer; counts up; 0 in a reply, which has none
 	Add       *add       `json:"add,omitempty"`
@@ -66,6 +67,8 @@ type request struct {
 	SetSecrets *setSecrets `json:"set_secrets,omitempty"`
 	Remove     *remove     `json:"remove,omitempty"`
 	Reply      *reply      `json:"reply,omitempty"`
+	// Report asks the process to write the report of its crash to the file. It has no answer.
+	Report bool `json:"report,omitempty"`
 }
 
 // add adds a network, or replaces it. Its files are Stream, DNS and DNSTCP.
@@ -73,12 +76,15 @@ type add struct {
 	ID     string         `json:"id"`
 	Policy []byte         `json:"policy"`
 	Budget gateway.Budget `json:"budget"`
+	Spent  gateway.Spent  `json:"spent,omitzero"` // by processes before
 	// Certificate and Key are of the authority for inspection; both are empty or neither.
 	Certificate []byte           `json:"certificate,omitempty"`
 	Key         []byte           `json:"key,omitempty"`
 	Secrets     []secrets.Secret `json:"secrets,omitempty"`
 	// Networks are the named networks that the sandbox is in.
 	Networks []string `json:"networks,omitempty"`
+	// Quarantined makes the process refuse everything unread.
+	Quarantined bool `json:"quarantined,omitempty"`
 }
 
 type setPolicy struct {
@@ -153,6 +159,8 @@ type event struct {
 	Out      int64        `json:"out,omitempty"`
 	In       int64        `json:"in,omitempty"`
 	Lost     uint64       `json:"lost,omitempty"`
+
+	Spent *gateway.Spent `json:"spent,omitempty"`
 }
 
 // toWire returns an event within the bounds that [event.event] checks.
@@ -161,7 +169,7 @@ func toWire(e gateway.Event) *event {
 		Network: e.Network, Kind: e.Kind, Time: e.Time.UnixNano(), Duration: max(0, int64(e.Duration)),
 		Protocol: e.Protocol, Name: wellFormed(e.Name), Secret: clean(e.Secret, maxRule), Addr: e.Addr.WithZone(""), Port: e.Port,
 		Method: clean(e.Method, maxMethod), Path: clean(e.Path, maxPath), Status: min(max(0, e.Status), maxStatus), Allow: e.Allow,
-		Rule: clean(e.Rule, maxRule), Reason: clean(e.Reason, maxReason), Out: max(0, e.Out), In: max(0, e.In), Lost: e.Lost,
+		Rule: clean(e.Rule, maxRule), Reason: clean(e.Reason, maxReason), Out: max(0, e.Out), In: max(0, e.In), Lost: e.Lost, Spent: e.Spent,
 	}
 }
 
@@ -235,10 +243,23 @@ func (e *event) event() (gateway.Event, error) {
 	if e.Addr.Zone() != "" {
 		return bad("address")
 	}
+	if e.Spent != nil && !plausible(*e.Spent, 0) {
+		return bad("use of the budget")
+	}
 	return gateway.Event{
 		Network: e.Network, Kind: e.Kind, Time: time.Unix(0, e.Time), Duration: time.Duration(e.Duration), Protocol: e.Protocol, Name: e.Name, Addr: e.Addr, Port: e.Port,
-		Method: e.Method, Path: e.Path, Status: e.Status, Allow: e.Allow, Rule: e.Rule, Secret: e.Secret, Reason: e.Reason, Out: e.Out, In: e.In, Lost: e.Lost,
+		Method: e.Method, Path: e.Path, Status: e.Status, Allow: e.Allow, Rule: e.Rule, Secret: e.Secret, Reason: e.Reason, Out: e.Out, In: e.In, Lost: e.Lost, Spent: e.Spent,
 	}, nil
+}
+
+// plausible reports whether no value is negative, and at most so many hosts are known.
+func plausible(s gateway.Spent, known int) bool {
+	for _, k := range s.Known {
+		if len(k) > maxName {
+			return false
+		}
+	}
+	return min(s.BytesOut, s.BytesIn, s.Connections, s.Queries, s.NameBytes, s.Hosts) >= 0 && len(s.Known) <= known
 }
 
 // check reports a message that has no single kind, or text over its bound.
@@ -297,16 +318,31 @@ func (r *reply) check(files int) error {
 	return nil
 }
 
+// id returns the network that a request is about, or "".
+func (r *request) id() string {
+	switch {
+	case r.Add != nil:
+		return r.Add.ID
+	case r.SetPolicy != nil:
+		return r.SetPolicy.ID
+	case r.SetSecrets != nil:
+		return r.SetSecrets.ID
+	case r.Remove != nil:
+		return r.Remove.ID
+	}
+	return ""
+}
+
 // check reports a request that no daemon of ours sends. The policy is parsed elsewhere.
 func (r *request) check(files int) error {
 	if r.Reply != nil {
-		if r.Add != nil || r.SetPolicy != nil || r.SetSecrets != nil || r.Remove != nil {
+		if r.Add != nil || r.SetPolicy != nil || r.SetSecrets != nil || r.Remove != nil || r.Report {
 			return errors.New("request of several kinds")
 		}
 		return r.Reply.check(files)
 	}
 	kinds, want := 0, 0
-	var id string
+	id := "report" // has none
 	var doc []byte
 	var placed []secrets.Secret
 	if r.Add != nil {
@@ -317,6 +353,9 @@ func (r *request) check(files int) error {
 				return fmt.Errorf("budget of %v", n)
 			}
 		}
+		if !plausible(r.Add.Spent, maxKnown) {
+			return errors.New("malformed use of the budget")
+		}
 	}
 	if r.SetPolicy != nil {
 		kinds, id, doc = kinds+1, r.SetPolicy.ID, r.SetPolicy.Policy
@@ -326,6 +365,9 @@ func (r *request) check(files int) error {
 	}
 	if r.Remove != nil {
 		kinds, id = kinds+1, r.Remove.ID
+	}
+	if r.Report {
+		kinds, want = kinds+1, 1
 	}
 	switch {
 	case kinds != 1:

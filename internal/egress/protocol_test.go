@@ -98,6 +98,7 @@ func FuzzRequest(f *testing.F) {
 		`{"number":1,"add":{"id":"box","policy":"e30=","budget":{"BytesOut":1}}}`, `{"number":2,"remove":{"id":"box"}}`,
 		`{"number":3,"set_policy":{"id":"box","policy":"e30="}}`, `{"remove":{"id":"a"},"add":{"id":"b"}}`, `{"number":-1}`, `{"number":1,"remove":{"id":"\u001b"}}`,
 		`{"reply":{"number":1}}`, `{"reply":{"number":1,"peer":{"name":"web","network":"front","addr":"198.18.0.7"}}}`, `{"reply":{"number":1,"error":"x"},"remove":{"id":"a"}}`,
+		`{"number":4,"set_secrets":{"id":"box","secrets":[{"Name":"a","Kind":"bearer","Value":"some-value","Binding":{"Host":"example.com","Placeholder":"sandboxd-placeholder"}}]}}`,
 	} {
 		f.Add([]byte(s), 0)
 		f.Add([]byte(s), 1)
@@ -109,7 +110,7 @@ func FuzzRequest(f *testing.F) {
 			return
 		}
 		ids := 0
-		for _, set := range []bool{r.Add != nil, r.SetPolicy != nil, r.SetSecrets != nil, r.Remove != nil, r.Reply != nil} {
+		for _, set := range []bool{r.Add != nil, r.SetPolicy != nil, r.SetSecrets != nil, r.Remove != nil, r.Reply != nil, r.Report} {
 			if set {
 				ids++
 			}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -125,6 +126,19 @@ func (q *query) build(h dnsmessage.Header, code dnsmessage.RCode, addrs []netip.
 	msg, err := b.Finish()
 	add(err)
 	return msg, errors.Join(errs...)
+}
+
+// serverFailure returns SERVFAIL for a message that is not read further than its header; nil if it
+// has none, or is an answer.
+func serverFailure(msg []byte) []byte {
+	const headerSize, response, recursion = 12, 1 << 7, 1
+	if len(msg) < headerSize || msg[2]&response != 0 {
+		return nil
+	}
+	reply := slices.Clone(msg)
+	reply[2] = reply[2]&recursion | response
+	reply[3] = response | byte(dnsmessage.RCodeServerFailure) // recursion is available
+	return reply
 }
 
 // asked returns the name of the question. The message's form of it ends in a dot.
@@ -302,26 +316,45 @@ func (n *Network) ServeDNS(ctx context.Context, c *net.UDPConn) error {
 				_, _, _ = c.WriteMsgUDPAddrPort(msg, from, client) // a client that is gone
 			}
 		}
-		later := func(lookup func() []byte) {
+		if n.opts.Quarantined {
+			send(serverFailure(buf[:size]))
+			continue
+		}
+		if !n.beginLookup() { // one sandbox waits for its own questions only
+			send(n.answer(buf[:size], 0, nil)) //nolint:contextcheck // a lookup ends with the network
+			continue
+		}
+		started := false
+		send(n.answer(buf[:size], 0, func(lookup func() []byte) { //nolint:contextcheck // as above
+			started = true
 			n.wg.Go(func() {
-				defer func() { <-n.lookups }()
+				defer n.endLookup()
 				send(lookup())
 			})
-		}
-		select {
-		case n.lookups <- struct{}{}:
-			started := false
-			send(n.answer(buf[:size], 0, func(lookup func() []byte) { //nolint:contextcheck // a lookup ends with the network
-				started = true
-				later(lookup)
-			}))
-			if !started {
-				<-n.lookups
-			}
-		default: // one sandbox waits for its own questions only
-			send(n.answer(buf[:size], 0, nil)) //nolint:contextcheck // as above
+		}))
+		if !started {
+			n.endLookup()
 		}
 	}
+}
+
+// beginLookup takes a place for a question. It reports false if all are taken.
+func (n *Network) beginLookup() bool {
+	select {
+	case n.lookups <- struct{}{}:
+	default:
+		return false
+	}
+	if !n.places.take(forQuestion) {
+		<-n.lookups
+		return false
+	}
+	return true
+}
+
+func (n *Network) endLookup() {
+	n.places.give(forQuestion, 1)
+	<-n.lookups
 }
 
 // serveStream answers the messages of a TCP connection, one at a time.
@@ -359,7 +392,7 @@ func (n *Network) serveStream(f *flow) error {
 }
 
 // waitAnswer returns the answer to a message of a stream. It takes a place among the questions of
-// its network when one is free.
+// its network when one is free, and answers SERVFAIL where the process has none.
 func (n *Network) waitAnswer(f *flow, msg []byte) []byte {
 	var lookup func() []byte
 	if reply := n.answer(msg, 65535, func(l func() []byte) { lookup = l }); lookup == nil {
@@ -367,7 +400,11 @@ func (n *Network) waitAnswer(f *flow, msg []byte) []byte {
 	}
 	select {
 	case n.lookups <- struct{}{}:
-		defer func() { <-n.lookups }()
+		if !n.places.take(forQuestion) {
+			<-n.lookups
+			return serverFailure(msg)
+		}
+		defer n.endLookup()
 		return lookup()
 	case <-f.ctx.Done():
 		return nil

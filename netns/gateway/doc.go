@@ -14,6 +14,9 @@
 // TLS or a Host of HTTP must be one of them as well, and the policy is asked about that one. A
 // name that the address was not resolved for counts only where rules allow the address itself.
 //
+// Public addresses of the host itself are refused, whatever the rules say: what listens there may
+// be open to the host only. Services of the policy, and private addresses that a CIDR names, are not.
+//
 // # Peers
 //
 // A sandbox in a named network reaches the others there by name. The gateway knows none of them: it
@@ -34,7 +37,8 @@
 //     may not. A protocol whose clients begin with a word of text and no line end does not work.
 //
 // Each request of a plain HTTP connection is checked. Requests and responses follow each other one
-// at a time, so that a refusal stands in its place. The only upgrade is that to WebSocket.
+// at a time, so that a refusal stands in its place. The only upgrade is that to WebSocket; one to h2c
+// is left out, and the request passed on.
 //
 // # Inspection
 //

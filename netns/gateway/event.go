@@ -53,6 +53,8 @@ type Event struct {
 	Out, In int64
 	// Lost is the number of events that were dropped before this one because the queue was full.
 	Lost uint64
+	// Spent is the used part of the budget when the event was recorded; nil without a budget.
+	Spent *Spent
 }
 
 // note adds the error that something ended with.

@@ -113,6 +113,8 @@ func (p *proxy) requests(refused error) error {
 			return err
 		case refused != nil:
 			return p.answer(q, refused)
+		case q.Upgrade == sniff.H2C:
+			q.DropUpgrade()
 		}
 		secret, err := p.admitRequest(q)
 		if err != nil {

@@ -68,6 +68,9 @@ func (c *clock) advance(d time.Duration) {
 	c.ticks <- time.Time{}
 }
 
+// ownAddr is the public address of the gateway's host.
+var ownAddr = netip.MustParseAddr("93.184.215.1")
+
 var errNoHost = errors.New("no route to host")
 
 func newWorld(t testing.TB, doc string, change ...func(*Options, *limits)) *world {
@@ -101,6 +104,7 @@ func newWorld(t testing.TB, doc string, change ...func(*Options, *limits)) *worl
 		},
 	}
 	l := defaults
+	opts.Own = func(addr netip.Addr) (bool, error) { return addr == ownAddr, nil }
 	for _, f := range change {
 		f(&opts, &l)
 	}

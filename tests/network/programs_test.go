@@ -53,7 +53,7 @@ var programs = map[string]program{
 	"python":    {peers: []string{"python3"}, command: "exec /usr/bin/python3 -", script: pythonClients, answers: 25},
 	"libraries": {modules: "aiohttp, grpc, h2, httpx, requests", command: "exec /usr/bin/python3 -", script: pythonLibraries, answers: 45},
 	"node":      {peers: []string{"node"}, command: "exec node --input-type=module -", script: nodeClients, answers: 21},
-	"java":      {peers: []string{"java", "javac"}, put: putJava, command: "exec java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp /tmp/java Clients", answers: 28},
+	"java":      {peers: []string{"java", "javac"}, put: putJava, command: "exec java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp /tmp/java Clients", answers: 29},
 	"shell": {
 		peers: []string{"curl", "wget", "openssl", "git", "perl", "ruby", "npm", "pip3", "apt-get"}, put: putCargo,
 		command: "exec sh -s", script: shellClients, answers: 46,

@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/attack"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/internal/testenv/outside"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -141,8 +142,9 @@ func attackFull(t *testing.T) {
 	}
 }
 
-// inWorld runs a test on a thread whose network namespace has an answer at every address. Only root
-// can make that one; others run the test where they are.
+// inWorld runs a test on a thread whose network namespace has an answer at every address: at those
+// of the host itself, and beyond a veth at all others. Only root can make that one; others run the
+// test where they are.
 func inWorld(t *testing.T, test func(*testing.T)) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -157,10 +159,23 @@ func inWorld(t *testing.T, test func(*testing.T)) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
 	}
-	w, err := attack.Everything()
+	everything := func() error {
+		w, err := attack.Everything()
+		if err == nil {
+			t.Cleanup(func() { _ = w.Close() })
+		}
+		return err
+	}
+	if err := everything(); err != nil {
+		t.Fatal(err)
+	}
+	n, err := outside.Make()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = w.Close() })
+	t.Cleanup(func() { _ = n.Close() })
+	if err := n.Enter(everything); err != nil {
+		t.Fatal(err)
+	}
 	test(t)
 }

@@ -165,7 +165,7 @@ func (n *Networks) dialPeer(ctx context.Context, id string, to netip.AddrPort) (
 	if err != nil {
 		return nil, peer, err
 	}
-	c, err := n.dial(ctx, of, to.Port(), netns.ConnectOwn)
+	c, err := dial[*net.TCPConn](ctx, n.opts.Engine, of, "tcp", to.Port(), netns.ConnectOwn)
 	return c, peer, err
 }
 

@@ -123,6 +123,9 @@ class Clients {
             HttpResponse<String> r = h2.send(to("https://site.test/echo/x").build(), BodyHandlers.ofString());
             return r.version() + " " + r.statusCode();
         });
+        // It offers HTTP/2 with the first request of a connection, with a body too.
+        check("HttpClient-default", "GET /echo/x POST /echo/x data", () -> h2.send(to("http://site.test/echo/x").build(), BodyHandlers.ofString()).body().trim()
+            + " " + h2.send(to("http://site.test:8080/echo/x").POST(BodyPublishers.ofString("data")).build(), BodyHandlers.ofString()).body().trim());
         check("HttpClient-2-at-once", true, () -> {
             List<CompletableFuture<HttpResponse<String>>> all = new ArrayList<>();
             for (int i = 0; i < 50; i++) {
