@@ -53,12 +53,13 @@ type IOLimits struct {
 // NetworkMode selects the network of a sandbox. None of them is the host's.
 type NetworkMode string
 
-// The network modes. In the last two every connection ends at the sandbox's gateway, which asks the
-// policy and makes its own from the host.
+// The network modes. In full and egress every connection ends at the sandbox's gateway, which asks
+// the policy and makes its own from the host.
 const (
-	NetworkNone   NetworkMode = "none"   // a loopback interface and no route: the default
-	NetworkFull   NetworkMode = "full"   // all public addresses; private and special-purpose ones are refused
-	NetworkEgress NetworkMode = "egress" // what the policy allows
+	NetworkNone    NetworkMode = "none"    // a loopback interface and no route: the default
+	NetworkFull    NetworkMode = "full"    // all public addresses; private and special-purpose ones are refused
+	NetworkEgress  NetworkMode = "egress"  // what the policy allows
+	NetworkSandbox NetworkMode = "sandbox" // the network of another sandbox, loopback included
 )
 
 // Network describes the network of a sandbox.
@@ -71,6 +72,14 @@ type Network struct {
 	// Secrets are names of the caller's secrets, which the gateway puts into requests. The sandbox has
 	// placeholders. They need a rule that inspects requests.
 	Secrets []string `json:"secrets,omitempty"`
+	// Sandbox is the ID or name of a sandbox of the tenant that runs, whose network is shared; only for
+	// sandbox. Policy, budget, secrets, ports and flows are that one's. Responses have its ID.
+	Sandbox string `json:"sandbox,omitempty"`
+	// Join are the names of at most 8 networks of the tenant, with any mode. The sandboxes in a network
+	// reach each other by name: NAME, NAME.NETWORK or NAME.NETWORK.internal. A network exists while a
+	// sandbox names it. A name has up to 63 lower-case letters, digits and inner hyphens, not digits
+	// alone. It cannot be changed later.
+	Join []string `json:"join,omitempty"`
 }
 
 // NetworkBudget bounds what a sandbox's network does while the sandbox runs. What exceeds it is
@@ -103,7 +112,7 @@ type PortMapping struct {
 type CreateSandbox struct {
 	Image string `json:"image,omitempty"` // reference or "host"; default "host"
 	// Snapshot is the ID or name of the snapshot to start from, instead of an Image. Environment,
-	// directory, user and profile default to those of the snapshot's sandbox.
+	// directory, user, profile and network default to those of the snapshot's sandbox.
 	Snapshot string            `json:"snapshot,omitempty"`
 	Name     string            `json:"name,omitempty"`    // unique per tenant; letters, digits, "_.-", at most 63; default: generated
 	Env      []string          `json:"env,omitempty"`     // "KEY=value", added to the image's own for every exec

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"time"
 
@@ -60,16 +61,27 @@ func Socket(ns *os.File, network string) (*os.File, error) {
 // descriptor of its own: the caller closes the socket. If no program receives UDP on the port, a
 // later read or write fails, not Connect.
 func Connect(ctx context.Context, socket *os.File, port uint16) (net.Conn, error) {
+	return connectOne(ctx, socket, port, netip.IPv6Loopback(), netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+}
+
+// ConnectOwn is [Connect] to the sandbox's addresses in the place of its loopback: [Address6], and
+// [Address4] if that refuses. It does not reach servers that listen on the loopback only.
+func ConnectOwn(ctx context.Context, socket *os.File, port uint16) (net.Conn, error) {
+	return connectOne(ctx, socket, port, Address6, Address4)
+}
+
+// connectOne connects to the IPv6 address and, if that refuses, to the other. A socket for UDP is
+// connected to the other.
+func connectOne(ctx context.Context, socket *os.File, port uint16, six, four netip.Addr) (net.Conn, error) {
 	// In this order: a socket that was connected to a mapped address is not good for IPv6 any more.
 	err := error(unix.ECONNREFUSED)
 	if stream, kindErr := isStream(socket); kindErr != nil {
 		return nil, fmt.Errorf("connect to port %d of the sandbox: %w", port, kindErr)
 	} else if stream {
-		err = connect(ctx, socket, &unix.SockaddrInet6{Port: int(port), Addr: [16]byte{15: 1}})
+		err = connect(ctx, socket, &unix.SockaddrInet6{Port: int(port), Addr: six.As16()})
 	}
 	if errors.Is(err, unix.ECONNREFUSED) {
-		mapped := [16]byte{10: 0xff, 11: 0xff, 12: 127, 15: 1}
-		err = connect(ctx, socket, &unix.SockaddrInet6{Port: int(port), Addr: mapped})
+		err = connect(ctx, socket, &unix.SockaddrInet6{Port: int(port), Addr: four.As16()}) // mapped
 	}
 	if err != nil {
 		return nil, fmt.Errorf("connect to port %d of the sandbox: %w", port, err)

@@ -386,6 +386,84 @@ func TestDial(t *testing.T) {
 	empty(t, n)
 }
 
+// By the sandbox's own addresses, servers on its loopback are not reached, nor the gateway's
+// sockets.
+func TestConnectOwn(t *testing.T) {
+	n := namespace(t)
+	serve(t, n, "tcp4", "0.0.0.0:8080")
+	serve(t, n, "tcp6", "[::]:8081")
+	serve(t, n, "tcp4", Address4.String()+":8082")
+	serve(t, n, "tcp6", "["+Address6.String()+"]:8083")
+	serve(t, n, "tcp4", "127.0.0.1:8084")
+	serve(t, n, "tcp6", "[::1]:8085")
+	for port, want := range map[uint16]string{
+		8080: "0.0.0.0:8080", 8081: "[::]:8081", 8082: "192.0.2.1:8082", 8083: "[2001:db8::1]:8083", 8084: "", 8085: "", 8086: "", portStream: "", portDNSTCP: "",
+	} {
+		s, err := Socket(n.NS, "tcp")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := ConnectOwn(t.Context(), s, port)
+		_ = s.Close()
+		if err != nil {
+			if want != "" || !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("port %d: %v", port, err)
+			}
+			continue
+		}
+		limit(t, c)
+		if got, err := io.ReadAll(c); err != nil || string(got) != want {
+			t.Errorf("port %d: %q, %v, want %q", port, got, err, want)
+		}
+		_ = c.Close()
+	}
+	empty(t, n)
+}
+
+// A program can serve a port while it has connections to that port outside: the other end of such a
+// connection is in its namespace, and has the port. So it is when the other end has closed it
+// (TIME_WAIT). Both ends of a conflict have to have SO_REUSEADDR, which servers set.
+func TestPortsOfConnectionsCanBeServed(t *testing.T) {
+	for _, to := range []string{"10.1.0.7:9000", "[2600::1]:9000"} {
+		n := namespace(t)
+		l := listener(t, n.Stream)
+		connect := func() (program, gateway net.Conn) {
+			t.Helper()
+			program = dial(t, n, "tcp", to)
+			gateway, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = gateway.Close() })
+			if got := addrPort(t, gateway.LocalAddr()); got != netip.MustParseAddrPort(to) {
+				t.Fatalf("the gateway has a connection to %s", got)
+			}
+			return program, gateway
+		}
+		try := func(when string) {
+			t.Helper()
+			for _, r := range append(sandboxes(), owner) {
+				if got := enter(t, n, "bind-9000", r); got != "done" {
+					t.Errorf("%s, with a connection to %s %s: %s", r, to, when, got)
+				}
+			}
+		}
+		_, g := connect()
+		try("that is open")
+		if err := g.Close(); err != nil {
+			t.Fatal(err)
+		}
+		try("that was closed")
+		serve(t, n, "tcp", "[::]:9000") // Go's listeners have the option
+		if got, err := io.ReadAll(dial(t, n, "tcp", "127.0.0.1:9000")); err != nil || string(got) != "[::]:9000" {
+			t.Errorf("the server answers %q, %v", got, err)
+		}
+		program, gateway := connect()
+		exchange(t, program, gateway)
+		empty(t, n)
+	}
+}
+
 // A server that accepts nothing fills its queue; a connection then waits, as long as its context.
 func TestDialEndsWithItsContext(t *testing.T) {
 	n := namespace(t)

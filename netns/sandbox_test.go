@@ -98,6 +98,13 @@ var programs = map[string]func() error{
 	"bind-dns-any6":    func() error { return bind(unix.SOCK_DGRAM, "::", portDNS) },
 	"bind-dns-own6":    func() error { return bind(unix.SOCK_DGRAM, "2001:db8::1", portDNS) },
 	"bind-outside6":    func() error { return bind(unix.SOCK_DGRAM, "2600::1", 53) },
+	"bind-9000": func() error {
+		var errs []error
+		for _, at := range []string{"127.0.0.1", "0.0.0.0", "192.0.2.1", "::1", "::", "2001:db8::1"} {
+			errs = append(errs, bind(unix.SOCK_STREAM, at, 9000, unix.SO_REUSEADDR))
+		}
+		return errors.Join(errs...)
+	},
 	"bind-usual": func() error {
 		var errs []error
 		for _, p := range []int{3, 22, 53, 80, 443, 1023} {
@@ -162,8 +169,8 @@ func socket(domain, kind, protocol int, option ...int) error {
 	return unix.SetsockoptInt(s, option[0], option[1], option[2])
 }
 
-// bind binds a socket that may share its port with others of its user.
-func bind(kind int, address string, port int) error {
+// bind binds a socket that may share its port with others of its user, or as the options say.
+func bind(kind int, address string, port int, options ...int) error {
 	addr := netip.MustParseAddr(address)
 	var at unix.Sockaddr = &unix.SockaddrInet4{Port: port}
 	domain := unix.AF_INET
@@ -177,7 +184,10 @@ func bind(kind int, address string, port int) error {
 		return err
 	}
 	defer unix.Close(s)
-	for _, option := range []int{unix.SO_REUSEADDR, unix.SO_REUSEPORT} {
+	if options == nil {
+		options = []int{unix.SO_REUSEADDR, unix.SO_REUSEPORT}
+	}
+	for _, option := range options {
 		if err := unix.SetsockoptInt(s, unix.SOL_SOCKET, option, 1); err != nil {
 			return err
 		}

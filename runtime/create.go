@@ -49,6 +49,11 @@ func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Re
 	var undo cleanup
 	defer undo.unwind(&err)
 	undo.add("release name", func() error { s.forget(sb); return nil })
+	spec := req.spec(id, rec.Name, rec.Deadline)
+	spec.IODevice = s.opts.IODevice
+	if err := s.join(spec, req.Tenant, &req.Network); err != nil {
+		return Record{}, err
+	}
 
 	// The intent goes to disk while the engine works: a daemon that starts after a crash then knows
 	// what to take back.
@@ -73,8 +78,6 @@ func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Re
 		defer cancel()
 		return ignoreNotFound(s.engine.Delete(ctx, id))
 	})
-	spec := req.spec(id, rec.Name, rec.Deadline)
-	spec.IODevice = s.opts.IODevice
 	// The engine's answer is awaited although the client hangs up: a deletion before the engine has
 	// begun would find nothing, and the creation would begin after it.
 	making, done := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)

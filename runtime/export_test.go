@@ -70,6 +70,19 @@ func Rearm(s *Supervisor) {
 	}
 }
 
+// Expire looks at the supervisor's clock as the sandbox's watcher does, and returns why the sandbox
+// is to end; empty if it goes on.
+func Expire(ctx context.Context, s *Supervisor, id string) (reason string) {
+	s.mu.Lock()
+	sb := s.byID[id]
+	l := sb.life
+	s.mu.Unlock()
+	s.expire(ctx, sb, l)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sb.endReason
+}
+
 // Dismissed reports whether the sandbox's watcher shall end.
 func Dismissed(s *Supervisor, id string) bool {
 	s.mu.Lock()

@@ -82,8 +82,11 @@ func (r *Request) fixed() Request {
 	f.Command, f.TTY, f.StdinOpen = nil, false, false // the main process is started after the claim
 	// Policy and budget are the gateway's, which begins with the claim, and so are ports.
 	f.Ports = nil
-	if f.Network = (api.Network{}); hasNetwork(&r.Network) {
+	switch f.Network = (api.Network{}); {
+	case hasNetwork(&r.Network):
 		f.Network.Mode = api.NetworkEgress
+	case r.Network.Mode == api.NetworkSandbox: // a running sandbox enters no other namespace
+		f.Network = r.Network
 	}
 	return f
 }

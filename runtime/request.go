@@ -59,9 +59,11 @@ func (r *Request) spec(id, name string, deadline time.Time) *Spec {
 	}
 }
 
-// hasNetwork reports whether a sandbox's namespace has a way out. Requests and records without a
-// mode have none.
-func hasNetwork(n *api.Network) bool { return n.Mode != "" && n.Mode != api.NetworkNone }
+// hasNetwork reports whether a sandbox has a network namespace of its own that has a way out, to
+// other sandboxes at least. Requests and records without a mode have none.
+func hasNetwork(n *api.Network) bool {
+	return n.Mode != api.NetworkSandbox && (n.Mode != "" && n.Mode != api.NetworkNone || len(n.Join) > 0)
+}
 
 // idAlphabet leaves out what people mistake for one another; 32 letters make five bits each.
 const idAlphabet = "abcdefghjkmnpqrstuvwxyz023456789"

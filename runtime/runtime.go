@@ -27,7 +27,8 @@ var (
 	ErrUnavailable   = errors.New("engine unavailable")              // the launcher is gone or stopping
 	ErrInUse         = errors.New("more than the new limit is in use")
 	ErrNoNetwork     = errors.New("sandbox has no network")
-	ErrProcesses     = errors.New("no more processes can be had") // for the daemon's user, all sandboxes together, or one of them
+	ErrNoOwner       = errors.New("the network to share is not there") // its owner does not run
+	ErrProcesses     = errors.New("no more processes can be had")      // for the daemon's user, all sandboxes together, or one of them
 )
 
 // TrustFile is a bundle of certificates in every sandbox with [Spec.Trust].
@@ -52,6 +53,9 @@ type Spec struct {
 	// Network gives the sandbox a network namespace whose connections end at the sockets of
 	// [Networker.NetworkSockets]. An engine that cannot make one fails with ErrUnenforceable.
 	Network bool `json:"network,omitempty"`
+	// Join is the id of another sandbox, whose network namespace this one shares instead of having one
+	// of its own. Network is then that one's. An engine fails with ErrNoOwner unless that one runs.
+	Join string `json:"join,omitempty"`
 	// Trust is a certificate in PEM, of an authority that programs of the sandbox trust beside those of
 	// the image: their bundle, [TrustFile] among others, has it. Only with Network.
 	Trust []byte `json:"trust,omitempty"`

@@ -43,6 +43,16 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	}
 	var undo cleanup
 	defer undo.unwind(&err)
+	was := rec.clone()
+	rec.Deadline = s.now().UTC().Add(cmp.Or(req.Timeout, rec.Timeout, s.opts.Timeout))
+	spec := &Spec{
+		ID: rec.ID, Rootfs: rec.Rootfs, Hostname: rec.Name, Profile: req.Profile,
+		Limits: rec.Limits, Explicit: rec.Explicit.Matching(&rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline, Fresh: rec.Fresh,
+		Network: hasNetwork(&rec.Network), Trust: req.Trust,
+	}
+	if err := s.join(spec, rec.Tenant, &rec.Network); err != nil {
+		return Record{}, err
+	}
 	if err := s.sockets.remove(rec.ID); err != nil {
 		return Record{}, err
 	}
@@ -56,17 +66,11 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 		defer cancel()
 		return ignoreNotFound(s.engine.Kill(ctx, rec.ID))
 	})
-	was := rec.clone()
-	rec.Deadline = s.now().UTC().Add(cmp.Or(req.Timeout, rec.Timeout, s.opts.Timeout))
 	// As in create: a start that the engine has not begun cannot be ended, and it would begin after
 	// that.
 	making, done := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer done()
-	started, err := s.engine.Start(making, &Spec{
-		ID: rec.ID, Rootfs: rec.Rootfs, Hostname: rec.Name, Profile: req.Profile,
-		Limits: rec.Limits, Explicit: rec.Explicit.Matching(&rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline, Fresh: rec.Fresh,
-		Network: hasNetwork(&rec.Network), Trust: req.Trust,
-	}, control)
+	started, err := s.engine.Start(making, spec, control)
 	cerr := control.Close()          // init alone holds it, see create
 	if errors.Is(err, ErrNotFound) { // the sandbox exists; its layers do not
 		return Record{}, fmt.Errorf("%w: its files are gone: %v", ErrState, err) //nolint:errorlint // another class

@@ -111,6 +111,11 @@ func (s *Supervisor) expire(ctx context.Context, sb *sandbox, l *life) bool {
 	case sb.endReason != "": // once more
 	case !now.Before(sb.rec.Deadline):
 		s.beginEnd(sb, "deadline reached")
+	case sb.canIdle() && !now.Before(sb.idleAt()) && s.isShared(sb):
+		sb.idleSince = now // those that share its network use it
+		s.arm(sb)
+		s.mu.Unlock()
+		return true
 	case sb.canIdle() && !now.Before(sb.idleAt()):
 		s.beginEnd(sb, ReasonIdle+sb.idleTimeout().String())
 	default:

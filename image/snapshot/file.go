@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/image/store"
@@ -64,8 +65,9 @@ func (read ReadLayer) ReadAs(ctx context.Context, source rootfs.Source, want str
 func Export(ctx context.Context, st *store.Store, snap *store.Snapshot, read ReadLayer, w io.Writer) error {
 	out := tar.NewWriter(w)
 	copied := *snap
-	// The places of its layers and its sandbox mean nothing elsewhere.
+	// The places of its layers, its sandbox and its network mean nothing elsewhere.
 	copied.Rootfs, copied.Sandbox, copied.ImportedAt, copied.Tenant = rootfs.Source{Snapshots: snap.Rootfs.Snapshots}, "", time.Time{}, ""
+	copied.Network = api.Network{}
 	data, err := json.Marshal(header{Version: 2, Snapshot: &copied})
 	if err != nil {
 		return fmt.Errorf("encode snapshot: %w", err)
@@ -158,7 +160,8 @@ func Open(r io.Reader) (*File, error) {
 	if h.Version < 1 || h.Version > 2 || h.Snapshot == nil {
 		return nil, Invalidf("%s is of version %d, not 1 or 2", headerName, h.Version)
 	}
-	h.Snapshot.Tenant = "" // the importer's is set by the importer
+	h.Snapshot.Tenant = ""             // the importer's is set by the importer
+	h.Snapshot.Network = api.Network{} // no file gives a sandbox a network that the user did not ask for
 	return &File{Snapshot: h.Snapshot, tar: in}, nil
 }
 

@@ -41,7 +41,7 @@ func Summary(snap *store.Snapshot, sizes map[string]int64) api.Snapshot {
 	out := api.Snapshot{
 		ID: snap.ID, Name: snap.Name, Comment: snap.Comment, Labels: snap.Labels, Sandbox: snap.Sandbox, SandboxName: snap.SandboxName,
 		Image: snap.Image, ImageDigest: snap.ImageDigest, Layers: len(snap.Rootfs.Snapshots), CreatedAt: snap.CreatedAt,
-		Size: snap.Size, Entries: snap.Entries, Consistent: snap.Consistent,
+		Size: snap.Size, Entries: snap.Entries, Consistent: snap.Consistent, Network: snap.Network,
 	}
 	for i, id := range snap.Rootfs.Taken() {
 		if i < len(snap.Rootfs.Snapshots)-1 {

@@ -9,6 +9,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
@@ -37,6 +38,7 @@ type Snapshot struct {
 	Cwd         string            `json:"cwd"`
 	User        string            `json:"user"`
 	Profile     string            `json:"profile"`
+	Network     api.Network       `json:"network,omitzero"`
 	CreatedAt   time.Time         `json:"created_at"`
 	ImportedAt  time.Time         `json:"imported_at,omitzero"` // zero if it was taken here
 	Size        int64             `json:"size"`                 // bytes of files in its own layer

@@ -34,7 +34,6 @@ import (
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/service"
-	"github.com/sandboxd/sandboxd/netns/gateway"
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -228,8 +227,9 @@ func Serve(ctx context.Context, o Options) (err error) {
 			},
 			Checks:     func(ctx context.Context) []api.Check { return append(helper.Checks(ctx), checkConfined(limits)) },
 			BrokerGone: helper.IsGone, IODevice: device,
-			StartGateway: func(ctx context.Context, record func(gateway.Event)) (*egress.Gateway, error) {
-				return egress.Start(ctx, egress.Config{Start: helper.StartGateway, Events: record, Log: log})
+			StartGateway: func(ctx context.Context, cfg egress.Config) (*egress.Gateway, error) {
+				cfg.Start, cfg.Log = helper.StartGateway, log
+				return egress.Start(ctx, cfg)
 			},
 			NetworkCeiling: o.NetworkCeiling, Secrets: known,
 			Agents: agents.New(agents.Options{

@@ -92,7 +92,7 @@ func TestBuildRefusesAndFails(t *testing.T) {
 		{"no context", nil, 2, "accepts 1 arg"},
 		{"context that is not there", []string{dir + "/none"}, 1, "none"},
 		{"context that is a file", []string{dir + "/Dockerfile"}, 2, "is not a directory"},
-		{"network", []string{"--network", "host", dir}, 2, "want none, full or egress:POLICY"},
+		{"network", []string{"--network", "host", dir}, 2, "want none, full, egress:POLICY, sandbox:SANDBOX or net:NAME"},
 		{"argument without a name", []string{"--build-arg", "=x", dir}, 2, "has no name"},
 		{"label without a key", []string{"-l", "=x", dir}, 2, "has no key"},
 		{"limit of nothing", []string{"--pids", "0", dir}, 2, "less than 1"},

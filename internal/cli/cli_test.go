@@ -118,7 +118,7 @@ func TestCommands(t *testing.T) {
 		{name: "cores that are not a number", args: "run --cpus NaN -- x", stderr: has("--cpus NaN"), code: 125, check: nothingAsked},
 		{name: "no processes", args: "run --pids 0 -- x", stderr: has("--pids 0"), code: 125, check: nothingAsked},
 		{name: "a negative timeout", args: "run --timeout -1s -- x", stderr: has("--timeout", "greater than zero"), code: 125, check: nothingAsked},
-		{name: "a network we do not have", args: "run --network host -- x", stderr: has("want none, full or egress:POLICY"), code: 125, check: nothingAsked},
+		{name: "a network we do not have", args: "run --network host -- x", stderr: has("want none, full, egress:POLICY, sandbox:SANDBOX or net:NAME"), code: 125, check: nothingAsked},
 		{name: "a variable without a name", args: "run -e =x -- x", stderr: has("has no name"), code: 125, check: nothingAsked},
 		{name: "a label without a key", args: "run -l =x -- x", stderr: has("has no key"), code: 125, check: nothingAsked},
 		{name: "run --json", args: "run --json -- exit3", stdout: has(`"code": 3`, `"stdout": "out"`), stderr: none, code: 3},

@@ -170,6 +170,9 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 	if req.Network, err = s.network.With(&s.egress, "--max-egress"); err != nil {
 		return req, err
 	}
+	if s.snapshot != "" && !changed("network") {
+		req.Network = api.Network{} // that of the snapshot
+	}
 	req.Network.Secrets = s.secrets
 	if changed("nofile") && s.nofile < 1 {
 		return req, cmdline.Usagef("--nofile %d is less than 1", s.nofile)

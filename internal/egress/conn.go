@@ -25,8 +25,10 @@ type conn struct {
 	time   clock
 	began  time.Time
 	event  func(gateway.Event)
-	hello  chan *hello   // gets the first message
-	ended  chan struct{} // closed when nothing more is received
+	asked  func(*conn, *ask) error // an error ends the connection
+	hello  chan *hello             // gets the first message
+	ended  chan struct{}           // closed when nothing more is received
+	report int                     // end of a pipe with the report of a crash; -1 until it was asked for
 
 	mu      sync.Mutex // guards those below
 	number  uint64     // of the last request
@@ -34,7 +36,7 @@ type conn struct {
 	reason  error // of the end
 }
 
-func newConn(f *os.File, c clock, event func(gateway.Event)) (*conn, error) {
+func newConn(f *os.File, c clock, event func(gateway.Event), asked func(*conn, *ask) error) (*conn, error) {
 	socket, err := unixConn(f)
 	if err != nil {
 		return nil, err
@@ -43,7 +45,9 @@ func newConn(f *os.File, c clock, event func(gateway.Event)) (*conn, error) {
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
-	n := &conn{socket: socket, raw: raw, time: c, began: c.now(), event: event, hello: make(chan *hello, 1), ended: make(chan struct{})}
+	n := &conn{
+		socket: socket, raw: raw, time: c, began: c.now(), event: event, asked: asked, hello: make(chan *hello, 1), ended: make(chan struct{}), report: -1,
+	}
 	go n.receive()
 	return n, nil
 }
@@ -80,15 +84,22 @@ func (c *conn) receive() {
 				return
 			}
 			continue
+		case m.Ask != nil:
+			if err := c.asked(c, m.Ask); err != nil {
+				c.fail(err)
+				return
+			}
 		}
-		e, err := m.Event.event()
-		if err != nil {
-			c.fail(err)
-			return
+		for i := range m.Events {
+			e, err := m.Events[i].event()
+			if err != nil {
+				c.fail(err)
+				return
+			}
+			c.event(e)
 		}
-		c.event(e)
 		now := c.time.now()
-		if r := limit.ReserveN(now, 1); r.DelayFrom(now) > 0 {
+		if r := limit.ReserveN(now, max(1, len(m.Events))); r.DelayFrom(now) > 0 {
 			// A gateway that was taken over must not have all of the daemon's processor time. An honest one
 			// drops events and counts them meanwhile.
 			<-c.time.after(r.DelayFrom(now))
@@ -96,7 +107,7 @@ func (c *conn) receive() {
 	}
 }
 
-// eventRate is the number of events per second that are read, from all networks together.
+// eventRate is the number of events and asks per second that are read, from all networks together.
 const eventRate = 20000
 
 // answered hands an answer to the request that waits for it.

@@ -51,6 +51,7 @@ type starter struct {
 	t testing.TB
 
 	mu     sync.Mutex // guards those below
+	role   []string   // arguments of the process; nil stands for a gateway
 	cmd    *exec.Cmd
 	exited chan struct{}
 	count  int
@@ -65,6 +66,9 @@ func (s *starter) start(_ context.Context, socket *os.File) error {
 		return s.fail
 	}
 	cmd := exec.Command("/proc/self/exe", Argument)
+	if s.role != nil {
+		cmd = exec.Command("/proc/self/exe", s.role...)
+	}
 	cmd.Env = []string{}
 	cmd.ExtraFiles = []*os.File{socket}
 	cmd.Stderr = os.Stderr
@@ -106,11 +110,17 @@ func (e events) next(t testing.TB) gateway.Event {
 	}
 }
 
-// startGateway starts a gateway for a test.
-func startGateway(t testing.TB) (*Gateway, *starter, events) {
+// startGateway starts a gateway for a test, or a program that acts as one.
+func startGateway(t testing.TB, role ...string) (*Gateway, *starter, events) {
+	t.Helper()
+	return startGatewayFor(t, Peers{}, role...)
+}
+
+// startGatewayFor is startGateway for a daemon that knows peers.
+func startGatewayFor(t testing.TB, peers Peers, role ...string) (*Gateway, *starter, events) {
 	t.Helper()
 	requirePureGo(t)
-	s, e := &starter{t: t}, events{make(chan gateway.Event, 100000)}
+	s, e := &starter{t: t, role: role}, events{make(chan gateway.Event, 100000)}
 	// Pauses between starts end at once, and the times for answers never.
 	patient := clock{now: time.Now, after: func(d time.Duration) <-chan time.Time {
 		if d == answerIn || d == helloIn || d == gapIn {
@@ -119,7 +129,7 @@ func startGateway(t testing.TB) (*Gateway, *starter, events) {
 		return time.After(0)
 	}}
 	g, err := Start(t.Context(), Config{
-		Start: s.start, Events: func(v gateway.Event) { e.queue <- v }, Log: slog.New(slog.DiscardHandler), time: patient,
+		Start: s.start, Events: func(v gateway.Event) { e.queue <- v }, Peers: peers, Log: slog.New(slog.DiscardHandler), time: patient,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -42,7 +43,9 @@ type Config struct {
 	// Events gets the events of all networks; those of one network one at a time and in their order.
 	// While it blocks, a bounded number waits and the rest is dropped; see [gateway.Event.Lost].
 	Events func(gateway.Event)
-	Log    *slog.Logger
+	// Peers answers what networks ask about each other. The zero value knows none.
+	Peers Peers
+	Log   *slog.Logger
 
 	time clock // zero stands for the host's
 }
@@ -53,13 +56,17 @@ type Network struct {
 	ID string
 	// Policy is a document of netns/policy with at most [MaxPolicy] bytes.
 	Policy []byte
-	// Budget counts anew in a gateway that was restarted.
+	// Budget is for the whole life of the network. What was used since the last event before the end of
+	// a process is not counted by the next.
 	Budget  gateway.Budget
 	Sockets Sockets
 	// Authority signs the certificates of inspected connections; nil: these are refused.
 	Authority *ca.Authority
 	// Secrets have placeholders.
 	Secrets []secrets.Secret
+	// Networks are the named networks that the sandbox is in, at most 8 labels. It asks Config.Peers
+	// if there are any.
+	Networks []string
 }
 
 // Sockets are the ends of a sandbox's connections, as netns.Make has made them.
@@ -76,6 +83,8 @@ const (
 	gapIn = 10 * time.Second
 	// maxTries bounds the processes that one operation may see end.
 	maxTries = 3
+	// enough is the number of sandboxes that a daemon may have at a time.
+	enough = 1000
 )
 
 // Gateway is the daemon's client of the gateway process, which it replaces when it ends. Its
@@ -88,6 +97,7 @@ type Gateway struct {
 	turn chan struct{}
 	// supervised is closed when no process is replaced any more.
 	supervised chan struct{}
+	asking     sync.WaitGroup // replies to asks
 
 	mu       sync.Mutex // guards those below
 	networks map[string]*network
@@ -106,8 +116,16 @@ type network struct {
 	cert   []byte // and key: of the authority
 	key    []byte
 	secret []secrets.Secret
-	fds    []int // plain, because files would put the sockets into our poller
+	joined []string     // named networks
+	asks   atomic.Int32 // under way
+	fds    []int        // plain, because files would put the sockets into our poller
 	record *record
+
+	// The rest needs Gateway.mu.
+	spent       spent
+	crashes     int       // that it caused within the window
+	crashed     time.Time // the last one
+	quarantined bool
 }
 
 // Start starts a gateway process. The caller closes the gateway.
@@ -140,7 +158,7 @@ func (g *Gateway) start(ctx context.Context) (_ *conn, err error) {
 	if err != nil {
 		return nil, errors.Join(err, ours.Close())
 	}
-	c, err := newConn(ours, g.cfg.time, g.deliver)
+	c, err := newConn(ours, g.cfg.time, g.deliver, g.asked)
 	if err != nil {
 		return nil, err
 	}
@@ -149,6 +167,9 @@ func (g *Gateway) start(ctx context.Context) (_ *conn, err error) {
 		g.mu.Lock()
 		g.hello = *h
 		g.mu.Unlock()
+		if err = c.askForReport(); err != nil {
+			c.end(err) // it is replaced
+		}
 		return c, nil
 	case <-c.ended:
 		return nil, fmt.Errorf("the gateway process has not begun: %w; its own reason is in the daemon's log", c.why())
@@ -178,10 +199,55 @@ func (g *Gateway) publish(c *conn) {
 func (g *Gateway) deliver(e gateway.Event) {
 	g.mu.Lock()
 	n := g.networks[e.Network]
+	if n != nil {
+		n.spent.note(&e)
+		e.Spent = nil
+	}
 	g.mu.Unlock()
 	if n != nil {
 		n.record.add(e)
 	}
+}
+
+// spent is what the processes of a network have used of its budget.
+type spent struct {
+	gateway.Spent
+	known map[string]struct{}
+}
+
+// note adds what an event tells. The process may have been taken over, and cannot take back what
+// it has told before.
+func (s *spent) note(e *gateway.Event) {
+	if e.Spent == nil {
+		return
+	}
+	for _, v := range []struct {
+		have *int64
+		told int64
+	}{
+		{&s.BytesOut, e.Spent.BytesOut}, {&s.BytesIn, e.Spent.BytesIn}, {&s.Connections, e.Spent.Connections},
+		{&s.Queries, e.Spent.Queries}, {&s.NameBytes, e.Spent.NameBytes}, {&s.Hosts, e.Spent.Hosts},
+	} {
+		*v.have = max(*v.have, v.told)
+	}
+	if s.Hosts == 0 || !e.Allow || e.Kind == gateway.Query || len(s.known) >= maxKnown {
+		return
+	}
+	known := e.Name
+	if known == "" {
+		known = e.Addr.String()
+	}
+	if s.known == nil {
+		s.known = make(map[string]struct{})
+	}
+	s.known[known] = struct{}{}
+}
+
+// next returns what the next process is told.
+func (s *spent) next() gateway.Spent {
+	next := s.Spent
+	next.Known = slices.Sorted(maps.Keys(s.known))
+	return next
 }
 
 // noteEnd makes operations wait for the next process.
@@ -200,18 +266,31 @@ func (g *Gateway) supervise(c *conn) {
 	for c != nil {
 		<-c.ended
 		g.noteEnd(c)
+		ended := g.cfg.time.now()
+		g.tellEnd(c, ended)
 		if g.ctx.Err() != nil {
 			return
-		}
-		ended := g.cfg.time.now()
-		g.cfg.Log.Error("the gateway process has ended; connections of sandboxes were reset", "reason", c.why())
-		for _, n := range g.all() {
-			n.record.add(gateway.Event{Network: n.id, Kind: Restarted, Time: ended, Reason: clean(c.why().Error(), maxReason)})
 		}
 		if ended.Sub(c.began) >= longestPause {
 			pause = 0
 		}
 		c, pause = g.replace(pause)
+	}
+}
+
+// tellEnd records the end of a process.
+func (g *Gateway) tellEnd(c *conn, at time.Time) {
+	culprit, told := g.blame(c, at)
+	if g.ctx.Err() != nil {
+		return
+	}
+	g.cfg.Log.Error("the gateway process has ended; connections of sandboxes were reset", "reason", c.why())
+	for _, n := range g.all() {
+		reason := c.why().Error()
+		if n.id == culprit {
+			reason = told
+		}
+		n.record.add(gateway.Event{Network: n.id, Kind: Restarted, Time: at, Reason: clean(reason, maxReason)})
 	}
 }
 
@@ -229,6 +308,10 @@ func (g *Gateway) replace(pause time.Duration) (*conn, time.Duration) {
 		pause = min(max(2*pause, firstPause), longestPause)
 		c, err := g.startAgain()
 		if g.ctx.Err() != nil {
+			if c != nil {
+				<-c.ended // publish has seen it
+				c.blamed()
+			}
 			return nil, 0
 		}
 		if err == nil {
@@ -250,11 +333,16 @@ func (g *Gateway) startAgain() (*conn, error) {
 	release, err := g.take(g.ctx)
 	if err != nil {
 		c.end(err)
+		<-c.ended
+		c.blamed() // nothing was served
 		return nil, err
 	}
 	defer release()
 	for _, n := range g.all() {
-		err := c.call(n.request(), n.fds...)
+		g.mu.Lock()
+		r := n.request()
+		g.mu.Unlock()
+		err := c.call(r, n.fds...)
 		switch {
 		case err == nil:
 		case isRefused(err):
@@ -263,6 +351,7 @@ func (g *Gateway) startAgain() (*conn, error) {
 		default:
 			c.end(err)
 			<-c.ended
+			g.tellEnd(c, g.cfg.time.now()) // it has served those before
 			return nil, fmt.Errorf("restore network %s: %w: %w", n.id, err, c.why())
 		}
 	}
@@ -277,8 +366,14 @@ func (g *Gateway) all() []*network {
 	return slices.SortedFunc(maps.Values(g.networks), func(a, b *network) int { return cmp.Compare(a.id, b.id) })
 }
 
+// request returns the request to serve a network; the caller holds mu, unless the network is new.
 func (n *network) request() request {
-	return request{Add: &add{ID: n.id, Policy: n.policy, Budget: n.budget, Certificate: n.cert, Key: n.key, Secrets: n.secret}}
+	if n.quarantined {
+		return request{Add: &add{ID: n.id, Policy: []byte(`{"version": 1, "rules": []}`), Quarantined: true}}
+	}
+	return request{Add: &add{
+		ID: n.id, Policy: n.policy, Budget: n.budget, Spent: n.spent.next(), Certificate: n.cert, Key: n.key, Secrets: n.secret, Networks: n.joined,
+	}}
 }
 
 // take takes the turn.
@@ -355,7 +450,7 @@ func (g *Gateway) call(ctx context.Context, do func(*conn) error) error {
 // Add serves a network, and replaces one that has its ID. The sockets stay the caller's: the
 // gateway has copies. After an error the network is not served, or served as before.
 func (g *Gateway) Add(ctx context.Context, n Network) error {
-	added := &network{id: n.ID, policy: slices.Clone(n.Policy), budget: n.Budget, secret: slices.Clone(n.Secrets)}
+	added := &network{id: n.ID, policy: slices.Clone(n.Policy), budget: n.Budget, secret: slices.Clone(n.Secrets), joined: slices.Clone(n.Networks)}
 	if n.Authority != nil {
 		key, err := n.Authority.Key()
 		if err != nil {
@@ -526,6 +621,7 @@ func (g *Gateway) Close() error {
 		}
 	}
 	<-g.supervised
+	g.asking.Wait()
 	g.turn <- struct{}{} // operations that saw the process end return
 	defer func() { <-g.turn }()
 	for _, n := range g.all() {
@@ -534,6 +630,16 @@ func (g *Gateway) Close() error {
 		<-n.record.done
 	}
 	return err
+}
+
+// quarantined returns the number of networks that are refused everything. The caller holds mu.
+func (g *Gateway) quarantined() (n int) {
+	for _, of := range g.networks {
+		if of.quarantined {
+			n++
+		}
+	}
+	return n
 }
 
 // Check reports for doctor how the process is confined.
@@ -555,8 +661,14 @@ func (g *Gateway) Check() api.Check {
 	case !c.OK:
 		c.Found = fmt.Sprintf("without capabilities, held by a filter of system calls; serves at most %d sandboxes", g.hello.Networks)
 	}
+	if g.conn != nil && g.hello.Networks < enough {
+		c.Found += fmt.Sprintf(" (%d take a higher hard limit of open files: ulimit -Hn, LimitNOFILE=)", enough)
+	}
 	for _, missing := range g.hello.Missing {
 		c.Found += "; " + missing
+	}
+	if n := g.quarantined(); n > 0 {
+		c.Found += fmt.Sprintf("; refuses all connections of %d sandboxes that have crashed it %d times", n, maxCrashes)
 	}
 	return c
 }

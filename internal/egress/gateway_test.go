@@ -97,10 +97,14 @@ type player struct {
 
 func (p *player) say(packet string) { _, _ = p.conn.Write([]byte(packet)) }
 
+// hear returns the next request that has an answer.
 func (p *player) hear() (r request, err error) {
 	fds, err := requests.Receive(p.raw, 0, func(packet []byte) error { return decode(packet, &r) })
 	for _, fd := range fds {
 		_ = unix.Close(fd)
+	}
+	if r.Report {
+		return p.hear()
 	}
 	return r, err
 }
@@ -163,8 +167,15 @@ func (s *stage) start(_ context.Context, socket *os.File) error {
 // perform starts a gateway on a stage.
 func perform(t *testing.T, onEvent func(gateway.Event), parts ...part) (*Gateway, *stage) {
 	t.Helper()
+	return performFor(t, Config{Events: onEvent}, parts...)
+}
+
+// performFor is perform for a daemon with a configuration.
+func performFor(t *testing.T, cfg Config, parts ...part) (*Gateway, *stage) {
+	t.Helper()
 	s := &stage{t: t, time: newTimers(), got: make(chan request, 1000), parts: parts}
-	g, err := Start(t.Context(), Config{Start: s.start, Events: onEvent, Log: slog.New(slog.DiscardHandler), time: s.time.clock()})
+	cfg.Start, cfg.Log, cfg.time = s.start, slog.New(slog.DiscardHandler), s.time.clock()
+	g, err := Start(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,11 +214,13 @@ func TestHostileGateway(t *testing.T) {
 	for name, packet := range map[string]string{
 		"garbage":             "\xff\x00",
 		"no kind":             `{}`,
-		"an unknown field":    `{"event":{"network":"a","more":1}}`,
+		"an unknown field":    `{"events":[{"network":"a","more":1}]}`,
 		"a second hello":      greeting,
 		"an unasked answer":   `{"answer":{"number":99}}`,
 		"an answer again":     `{"answer":{"number":1}}`,
-		"a malformed event":   `{"event":{"network":"a","kind":"connection","protocol":"tcp","addr":"","reason":"\u001b[31m"}}`,
+		"a malformed event":   `{"events":[{"network":"a","kind":"connection","protocol":"tcp","addr":"","reason":"\u001b[31m"}]}`,
+		"a budget given back": `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"BytesOut":-1}}]}`,
+		"hosts in an event":   `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Known":["a"]}}]}`,
 		"a packet too large":  `{"answer":{"number":1,"error":"` + strings.Repeat("x", messages.MaxBytes) + `"}}`,
 		"an error too long":   `{"answer":{"number":1,"error":"` + strings.Repeat("x", maxError+1) + `"}}`,
 		"deeply nested":       strings.Repeat("[", 9000),
@@ -498,7 +511,7 @@ func TestSlowEvents(t *testing.T) {
 	release, slow := make(chan struct{}), make(chan gateway.Event, sent)
 	fast := make(chan gateway.Event, 10)
 	line := func(id string) string {
-		return `{"event":{"network":"` + id + `","kind":"query","protocol":"dns","addr":""}}`
+		return `{"events":[{"network":"` + id + `","kind":"query","protocol":"dns","addr":""}]}`
 	}
 	g, _ := perform(t, func(e gateway.Event) {
 		if e.Network == "fast" {
@@ -659,7 +672,7 @@ func TestRateOfEvents(t *testing.T) {
 	_, s := perform(t, func(gateway.Event) {}, func(p *player) {
 		p.say(greeting)
 		for range eventRate + more {
-			p.say(`{"event":{"network":"a","kind":"query","protocol":"dns","addr":""}}`)
+			p.say(`{"events":[{"network":"a","kind":"query","protocol":"dns","addr":""}]}`)
 		}
 		_, _ = p.hear()
 	})

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/osthread"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/internal/testenv/outside"
 	"github.com/sandboxd/sandboxd/netns"
 	"github.com/sandboxd/sandboxd/netns/gateway"
 )
@@ -29,12 +31,15 @@ import (
 // worldVariable is set in a test binary that has a world of its own.
 const worldVariable = "EGRESS_TEST_WORLD"
 
-// example is the address of the world's only host, which is its own: no policy refuses it.
+// example is the address of the world's only other host.
 const example = "93.184.215.14"
+
+// internet is the network that the world's host is joined to.
+var internet *outside.Network
 
 // inWorld runs the calling test once more, as root of a user namespace with a network and mounts of
 // its own. It returns true there.
-func inWorld(t *testing.T) bool {
+func inWorld(t testing.TB) bool {
 	t.Helper()
 	testenv.RequireUserNS(t)
 	requirePureGo(t)
@@ -42,7 +47,11 @@ func inWorld(t *testing.T) bool {
 		makeWorld(t)
 		return true
 	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+	args, passed := []string{"-test.run=^" + t.Name() + "$", "-test.v"}, "--- PASS: "+t.Name()
+	if _, ok := t.(*testing.B); ok {
+		args, passed = []string{"-test.run=^$", "-test.bench=^" + t.Name() + "$", "-test.benchtime=" + flag.Lookup("test.benchtime").Value.String()}, "ns/op"
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), worldVariable+"="+t.TempDir())
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWNS,
@@ -50,15 +59,15 @@ func inWorld(t *testing.T) bool {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
 	}
 	out, err := cmd.CombinedOutput()
-	if err != nil || !bytes.Contains(out, []byte("--- PASS: "+t.Name())) {
+	if err != nil || !bytes.Contains(out, []byte(passed)) {
 		t.Fatalf("in a world of its own: %v\n%s", err, out)
 	}
 	t.Logf("%s", out)
 	return false
 }
 
-// makeWorld sets up loopback, the host's address, and a resolver with its files.
-func makeWorld(t *testing.T) {
+// makeWorld sets up loopback, the Internet, and a resolver with its files.
+func makeWorld(t testing.TB) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -73,11 +82,9 @@ func makeWorld(t *testing.T) {
 	must(err)
 	up.SetUint16(unix.IFF_UP)
 	must(unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, up))
-	alias, err := unix.NewIfreq("lo:1")
+	internet, err = outside.Make()
 	must(err)
-	address := netip.MustParseAddr(example).As4()
-	must(alias.SetInet4Addr(address[:]))
-	must(unix.IoctlIfreq(s, unix.SIOCSIFADDR, alias))
+	t.Cleanup(func() { _ = internet.Close() })
 
 	must(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	dir := os.Getenv(worldVariable)
@@ -94,8 +101,9 @@ func makeWorld(t *testing.T) {
 	go resolve(c)
 }
 
-// resolve answers questions until the socket is closed: example.com has the world's address, and
-// inside.example.com one that no policy allows.
+// resolve answers questions until the socket is closed: example.com has the address of a host
+// outside, inside.example.com one that no policy allows, and own.example.com the world's own. Names
+// that begin with "hang" have no answer.
 func resolve(c net.PacketConn) {
 	buf := make([]byte, 4096)
 	for {
@@ -108,8 +116,11 @@ func resolve(c net.PacketConn) {
 			continue
 		}
 		q := m.Questions[0]
+		if strings.HasPrefix(q.Name.String(), "hang") {
+			continue
+		}
 		m.Response, m.Additionals = true, nil
-		addr, ok := map[string]string{"example.com.": example, "inside.example.com.": "10.0.0.1"}[strings.ToLower(q.Name.String())]
+		addr, ok := map[string]string{"example.com.": example, "inside.example.com.": "10.0.0.1", "own.example.com.": outside.Here4.String()}[strings.ToLower(q.Name.String())]
 		switch {
 		case !ok:
 			m.RCode = dnsmessage.RCodeNameError
@@ -128,7 +139,7 @@ func resolve(c net.PacketConn) {
 // sandbox is a namespace as sandboxes have.
 type sandbox struct{ *netns.Namespace }
 
-func newSandbox(t *testing.T) sandbox {
+func newSandbox(t testing.TB) sandbox {
 	t.Helper()
 	n, err := netns.Make()
 	if err != nil {
@@ -141,7 +152,7 @@ func newSandbox(t *testing.T) sandbox {
 func (s sandbox) sockets() Sockets { return Sockets{s.Stream, s.DNS, s.DNSTCP} }
 
 // dial connects from within.
-func (s sandbox) dial(t *testing.T, network, address string) net.Conn {
+func (s sandbox) dial(t testing.TB, network, address string) net.Conn {
 	t.Helper()
 	var c net.Conn
 	err := osthread.Run(func() (err error) {
@@ -162,7 +173,7 @@ func (s sandbox) dial(t *testing.T, network, address string) net.Conn {
 }
 
 // lookup asks for the address of a name.
-func (s sandbox) lookup(t *testing.T, network, name string) (dnsmessage.RCode, []dnsmessage.Resource) {
+func (s sandbox) lookup(t testing.TB, network, name string) (dnsmessage.RCode, []dnsmessage.Resource) {
 	t.Helper()
 	q := dnsmessage.Message{Header: dnsmessage.Header{ID: 7, RecursionDesired: true}, Questions: []dnsmessage.Question{{
 		Name: dnsmessage.MustNewName(name + "."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET,
@@ -200,13 +211,23 @@ func (s sandbox) lookup(t *testing.T, network, name string) (dnsmessage.RCode, [
 	return r.RCode, r.Answers
 }
 
-// echo serves a port of the world: what is sent comes back.
-func echo(t *testing.T, port int) {
+// listen listens at a host outside.
+func listen(t *testing.T, at string, port int) (l net.Listener) {
 	t.Helper()
-	l, err := net.Listen("tcp", fmt.Sprintf("%s:%d", example, port))
+	err := internet.Enter(func() (err error) {
+		l, err = net.Listen("tcp", fmt.Sprintf("%s:%d", at, port))
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return l
+}
+
+// echo serves a port of the world: what is sent comes back.
+func echo(t *testing.T, port int) {
+	t.Helper()
+	l := listen(t, example, port)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -230,15 +251,12 @@ func TestPath(t *testing.T) {
 	}
 	g, s, e := startGateway(t)
 	box := newSandbox(t)
-	doc := []byte(`{"version": 1, "rules": [{"name": "ours", "allow": ["example.com", "inside.example.com"], "ports": [80, 7000]}]}`)
+	doc := []byte(`{"version": 1, "rules": [{"name": "ours", "allow": ["example.com", "inside.example.com", "own.example.com"], "ports": [80, 7000]}]}`)
 	if err := g.Add(t.Context(), Network{ID: "box", Policy: doc, Sockets: box.sockets()}); err != nil {
 		t.Fatal(err)
 	}
 	echo(t, 7000)
-	l, err := net.Listen("tcp", example+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t, example, 80)
 	web := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "hello "+r.Host) })}
 	t.Cleanup(func() { _ = web.Close() })
 	go func() { _ = web.Serve(l) }()
@@ -261,6 +279,23 @@ func TestPath(t *testing.T) {
 	}
 	if got, err := io.ReadAll(c); err != nil || !strings.HasSuffix(string(got), "hello example.com") {
 		t.Errorf("HTTP: %q, %v", got, err)
+	}
+
+	// The host's own address has a server as well.
+	own, err := net.Listen("tcp", outside.Here4.String()+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = web.Serve(own) }()
+	if code, answers := box.lookup(t, "udp", "own.example.com"); code != dnsmessage.RCodeSuccess || len(answers) != 1 {
+		t.Errorf("own.example.com: %v, %v", code, answers)
+	}
+	c = box.dial(t, "tcp", outside.Here4.String()+":80")
+	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: own.example.com\r\nConnection: close\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(c); err != nil || !strings.Contains(string(got), "403 Forbidden") || !strings.Contains(string(got), "an address of the host itself") {
+		t.Errorf("the host itself: %q, %v", got, err)
 	}
 
 	const size = 32 << 20

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime/pprof"
 	"sync"
 	"syscall"
 	"time"
@@ -58,8 +59,9 @@ func run() error {
 		return err
 	}
 	defer held.Close()
-	p.pool = newPool(descriptors)
-	p.most, p.resolver = hello.Networks, newResolver(func(file string) {
+	p.pool = gateway.NewPool(descriptors)
+	hello.Networks = p.pool.Networks()
+	p.resolver = newResolver(func(file string) {
 		fmt.Fprintf(os.Stderr, "sandboxd gateway: %s was replaced by another file; restarting\n", file)
 		_ = conn.Close() // ends serve
 	})
@@ -84,18 +86,18 @@ func confineProcess() (_ io.Closer, _ *hello, descriptors uint64, err error) {
 	if err != nil {
 		return nil, nil, 0, err
 	}
-	return held, &hello{Landlock: g.ABI, Missing: g.Missing(), Networks: maxNetworks(descriptors)}, descriptors, nil
+	return held, &hello{Landlock: g.ABI, Missing: g.Missing()}, descriptors, nil
 }
 
 // process is the state of a gateway process.
 type process struct {
 	conn     *net.UnixConn
 	raw      syscall.RawConn
-	most     int // networks
-	pool     *pool
+	pool     *gateway.Pool
 	resolver *resolver
 	roots    *x509.CertPool // of the host
 	sending  sync.Mutex
+	asker    *asker
 	networks map[string]*served // of serve only
 }
 
@@ -111,7 +113,9 @@ func newProcess(conn *net.UnixConn) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the daemon's socket: %w", err)
 	}
-	return &process{conn: conn, raw: raw, networks: make(map[string]*served)}, nil
+	p := &process{conn: conn, raw: raw, networks: make(map[string]*served)}
+	p.asker = newAsker(func(a *ask) error { return p.send(&message{Ask: a}) })
+	return p, nil
 }
 
 // serve handles the daemon's requests one after the other, until it closes the socket.
@@ -135,8 +139,22 @@ func (p *process) serve(h *hello) error {
 			// which the bound on networks prevents. The daemon replaces this process.
 			return fmt.Errorf("receive a request: %w", err)
 		}
+		if r.Reply != nil {
+			if err := p.replied(&r, unixmsg.Files(fds, "peer")); err != nil {
+				return err
+			}
+			continue
+		}
 		a := answer{Number: r.Number}
-		if err := p.handle(&r, unixmsg.Files(fds, "sandbox")); err != nil {
+		pprof.Do(context.Background(), pprof.Labels(labelNetwork, r.id()), func(context.Context) {
+			err = p.handle(&r, unixmsg.Files(fds, "sandbox"))
+		})
+		switch {
+		case err != nil && r.Report:
+			return err
+		case r.Report:
+			continue
+		case err != nil:
 			a.Error = clean(err.Error(), maxError)
 		}
 		if err := p.send(&message{Answer: &a}); err != nil {
@@ -152,12 +170,23 @@ func (p *process) send(m *message) error {
 	if err != nil {
 		return err
 	}
+	return p.sendPacket(packet)
+}
+
+func (p *process) sendPacket(packet []byte) error {
 	p.sending.Lock()
 	defer p.sending.Unlock()
 	if err := messages.Send(p.raw, packet); err != nil {
 		return fmt.Errorf("send to the daemon: %w", err)
 	}
 	return nil
+}
+
+// sendEvents implements gateway.Options.Record. A daemon that is gone ends serve too.
+func (p *process) sendEvents(all []gateway.Event) {
+	for _, packet := range eventPackets(all) {
+		_ = p.sendPacket(packet)
+	}
 }
 
 // handle does what a request asks for. It closes the files.
@@ -185,6 +214,8 @@ func (p *process) handle(r *request, files []*os.File) error {
 		s.network.SetPolicy(parsed)
 	case r.SetSecrets != nil:
 		return p.setSecrets(r.SetSecrets)
+	case r.Report:
+		return reportCrashes(files[0])
 	case r.Remove != nil:
 		if s := p.networks[r.Remove.ID]; s != nil {
 			s.close()
@@ -201,7 +232,7 @@ func (p *process) add(a *add, files []*os.File) error {
 		return fmt.Errorf("add network: %w", err)
 	}
 	old := p.networks[a.ID]
-	if old == nil && len(p.networks) >= p.most {
+	if old == nil && len(p.networks) >= p.pool.Networks() {
 		return fmt.Errorf("add network: the gateway serves %d already, as many as its limit of open files allows; raise the hard limit (ulimit -Hn, LimitNOFILE=)", len(p.networks))
 	}
 	authority, placed, err := a.inspection()
@@ -216,8 +247,9 @@ func (p *process) add(a *add, files []*os.File) error {
 		old.close()
 	}
 	n := gateway.New(gateway.Options{
-		ID: a.ID, Policy: parsed, Budget: a.Budget, CA: authority, Roots: p.roots, Secrets: placed, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Dial: p.pool.share().connect,
-		Record: func(e gateway.Event) { _ = p.send(&message{Event: toWire(e)}) }, // a daemon that is gone ends serve too
+		ID: a.ID, Policy: parsed, Budget: a.Budget, Spent: a.Spent, CA: authority, Roots: p.roots, Secrets: placed, Quarantined: a.Quarantined, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Pool: p.pool,
+		Peers:  p.asker.peers(a.ID, a.Networks),
+		Record: p.sendEvents,
 	})
 	p.networks[a.ID] = serveNetwork(n, s)
 	return nil

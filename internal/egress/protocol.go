@@ -43,25 +43,32 @@ const (
 	maxReason = 512
 	maxNotes  = 8 // missing restrictions of a hello
 
+	maxJoined = 8 // named networks of one network
+	maxLabel  = 63
+
 	maxAuthority = 4 << 10
 	maxSecrets   = 24 << 10 // all of one network
+	maxKnown     = 64       // hosts that the next process does not count again
 )
 
 // The packets of both directions. Base64 makes a policy a third longer, and escapes make a byte of
 // text up to six.
 var (
-	requests = unixmsg.Format{MaxBytes: 128 << 10, MaxFiles: 3}
+	requests = unixmsg.Format{MaxBytes: 160 << 10, MaxFiles: 3}
 	messages = unixmsg.Format{MaxBytes: 16 << 10}
 )
 
-// A request is a packet to the gateway. One of its pointers is set.
+// A request is a packet to the gateway. One of its pointers is set, or Report.
 type request struct {
-	Number    uint64     `json:"number"` // of the answer; counts up
+	Number    uint64     `json:"number"` // of the answer; counts up; 0 in a reply, which has none
 	Add       *add       `json:"add,omitempty"`
 	SetPolicy *setPolicy `json:"set_policy,omitempty"`
 	// SetSecrets replaces the secrets of a network.
 	SetSecrets *setSecrets `json:"set_secrets,omitempty"`
 	Remove     *remove     `json:"remove,omitempty"`
+	Reply      *reply      `json:"reply,omitempty"`
+	// Report asks the process to write the report of its crash to the file. It has no answer.
+	Report bool `json:"report,omitempty"`
 }
 
 // add adds a network, or replaces it. Its files are Stream, DNS and DNSTCP.
@@ -69,10 +76,15 @@ type add struct {
 	ID     string         `json:"id"`
 	Policy []byte         `json:"policy"`
 	Budget gateway.Budget `json:"budget"`
+	Spent  gateway.Spent  `json:"spent,omitzero"` // by processes before
 	// Certificate and Key are of the authority for inspection; both are empty or neither.
 	Certificate []byte           `json:"certificate,omitempty"`
 	Key         []byte           `json:"key,omitempty"`
 	Secrets     []secrets.Secret `json:"secrets,omitempty"`
+	// Networks are the named networks that the sandbox is in.
+	Networks []string `json:"networks,omitempty"`
+	// Quarantined makes the process refuse everything unread.
+	Quarantined bool `json:"quarantined,omitempty"`
 }
 
 type setPolicy struct {
@@ -84,11 +96,35 @@ type remove struct {
 	ID string `json:"id"`
 }
 
-// A message is a packet from the gateway. One of its pointers is set.
+// reply is the daemon's reply to an ask. Its file is the connection, if the ask was for one and the
+// error is empty.
+type reply struct {
+	Number uint64 `json:"number"`         // of the ask
+	Peer   *peer  `json:"peer,omitempty"` // nil if there is none
+	Error  string `json:"error,omitempty"`
+}
+
+// peer is a [gateway.Peer] on the wire.
+type peer struct {
+	Name    string     `json:"name"`
+	Network string     `json:"network"`
+	Addr    netip.Addr `json:"addr"`
+}
+
+// A message is a packet from the gateway. One of its pointers is set, or there are events.
 type message struct {
 	Hello  *hello  `json:"hello,omitempty"`
 	Answer *answer `json:"answer,omitempty"`
-	Event  *event  `json:"event,omitempty"`
+	Events []event `json:"events,omitempty"`
+	Ask    *ask    `json:"ask,omitempty"`
+}
+
+// ask asks the daemon for the peer with a name, or for a connection to the one with an address.
+type ask struct {
+	Number  uint64         `json:"number"`  // of the reply; counts up
+	Network string         `json:"network"` // id of the network that asks
+	Name    string         `json:"name,omitempty"`
+	Dial    netip.AddrPort `json:"dial,omitzero"`
 }
 
 // hello is the first message, sent when the gateway is confined.
@@ -123,6 +159,8 @@ type event struct {
 	Out      int64        `json:"out,omitempty"`
 	In       int64        `json:"in,omitempty"`
 	Lost     uint64       `json:"lost,omitempty"`
+
+	Spent *gateway.Spent `json:"spent,omitempty"`
 }
 
 // toWire returns an event within the bounds that [event.event] checks.
@@ -131,8 +169,33 @@ func toWire(e gateway.Event) *event {
 		Network: e.Network, Kind: e.Kind, Time: e.Time.UnixNano(), Duration: max(0, int64(e.Duration)),
 		Protocol: e.Protocol, Name: wellFormed(e.Name), Secret: clean(e.Secret, maxRule), Addr: e.Addr.WithZone(""), Port: e.Port,
 		Method: clean(e.Method, maxMethod), Path: clean(e.Path, maxPath), Status: min(max(0, e.Status), maxStatus), Allow: e.Allow,
-		Rule: clean(e.Rule, maxRule), Reason: clean(e.Reason, maxReason), Out: max(0, e.Out), In: max(0, e.In), Lost: e.Lost,
+		Rule: clean(e.Rule, maxRule), Reason: clean(e.Reason, maxReason), Out: max(0, e.Out), In: max(0, e.In), Lost: e.Lost, Spent: e.Spent,
 	}
+}
+
+// eventPackets returns messages with events, as many in each as fit.
+func eventPackets(all []gateway.Event) (packets [][]byte) {
+	const begin, end = `{"events":[`, `]}`
+	packet := []byte(begin)
+	for _, e := range all {
+		one, err := encode(toWire(e))
+		if err != nil {
+			continue // none has a value that JSON does not
+		}
+		one = bytes.TrimSpace(one)
+		if len(packet) > len(begin) && len(packet)+len(one)+len(",")+len(end) > messages.MaxBytes {
+			packets = append(packets, append(packet, end...))
+			packet = []byte(begin)
+		}
+		if len(packet) > len(begin) {
+			packet = append(packet, ',')
+		}
+		packet = append(packet, one...)
+	}
+	if len(packet) > len(begin) {
+		packets = append(packets, append(packet, end...))
+	}
+	return packets
 }
 
 // wellFormed leaves out what is no name: a sandbox must not make the daemon take this gateway for
@@ -205,16 +268,37 @@ func (e *event) event() (gateway.Event, error) {
 	if e.Addr.Zone() != "" {
 		return bad("address")
 	}
+	if e.Spent != nil && !plausible(*e.Spent, 0) {
+		return bad("use of the budget")
+	}
 	return gateway.Event{
 		Network: e.Network, Kind: e.Kind, Time: time.Unix(0, e.Time), Duration: time.Duration(e.Duration), Protocol: e.Protocol, Name: e.Name, Addr: e.Addr, Port: e.Port,
-		Method: e.Method, Path: e.Path, Status: e.Status, Allow: e.Allow, Rule: e.Rule, Secret: e.Secret, Reason: e.Reason, Out: e.Out, In: e.In, Lost: e.Lost,
+		Method: e.Method, Path: e.Path, Status: e.Status, Allow: e.Allow, Rule: e.Rule, Secret: e.Secret, Reason: e.Reason, Out: e.Out, In: e.In, Lost: e.Lost, Spent: e.Spent,
 	}, nil
+}
+
+// plausible reports whether no value is negative, and at most so many hosts are known.
+func plausible(s gateway.Spent, known int) bool {
+	for _, k := range s.Known {
+		if len(k) > maxName {
+			return false
+		}
+	}
+	return min(s.BytesOut, s.BytesIn, s.Connections, s.Queries, s.NameBytes, s.Hosts) >= 0 && len(s.Known) <= known
 }
 
 // check reports a message that has no single kind, or text over its bound.
 func (m *message) check() error {
+	kinds := 0
+	for _, set := range []bool{m.Hello != nil, m.Answer != nil, len(m.Events) > 0, m.Ask != nil} {
+		if set {
+			kinds++
+		}
+	}
 	switch {
-	case m.Hello != nil && m.Answer == nil && m.Event == nil:
+	case kinds != 1:
+		return errors.New("message of no kind or several")
+	case m.Hello != nil:
 		if len(m.Hello.Missing) > maxNotes || m.Hello.Landlock < 0 || m.Hello.Networks < 0 {
 			return errors.New("malformed hello")
 		}
@@ -223,21 +307,67 @@ func (m *message) check() error {
 				return errors.New("malformed hello")
 			}
 		}
-	case m.Answer != nil && m.Hello == nil && m.Event == nil:
-		if !isClean(m.Answer.Error, maxError) {
-			return errors.New("malformed answer")
-		}
-	case m.Event != nil && m.Hello == nil && m.Answer == nil:
-	default:
-		return errors.New("message of no kind or several")
+	case m.Answer != nil && !isClean(m.Answer.Error, maxError):
+		return errors.New("malformed answer")
+	case m.Ask != nil:
+		return m.Ask.check()
 	}
 	return nil
 }
 
+// check reports an ask that no gateway of ours sends.
+func (a *ask) check() error {
+	if err := checkID(a.Network); err != nil {
+		return fmt.Errorf("malformed ask: %w", err)
+	}
+	if a.Name != "" {
+		if name, err := policy.ParseName(a.Name); err != nil || name.String() != a.Name || a.Dial != (netip.AddrPort{}) {
+			return errors.New("malformed ask")
+		}
+		return nil
+	}
+	if !policy.PeerAddresses.Contains(a.Dial.Addr()) || a.Dial.Port() == 0 {
+		return errors.New("malformed ask")
+	}
+	return nil
+}
+
+// check reports a reply that no daemon of ours sends.
+func (r *reply) check(files int) error {
+	switch {
+	case files > 1, files == 1 && (r.Peer == nil || r.Error != ""), !isClean(r.Error, maxError):
+		return errors.New("malformed reply")
+	case r.Peer != nil && (!isClean(r.Peer.Name, maxName) || !isClean(r.Peer.Network, maxLabel) || !policy.PeerAddresses.Contains(r.Peer.Addr)):
+		return errors.New("malformed reply")
+	}
+	return nil
+}
+
+// id returns the network that a request is about, or "".
+func (r *request) id() string {
+	switch {
+	case r.Add != nil:
+		return r.Add.ID
+	case r.SetPolicy != nil:
+		return r.SetPolicy.ID
+	case r.SetSecrets != nil:
+		return r.SetSecrets.ID
+	case r.Remove != nil:
+		return r.Remove.ID
+	}
+	return ""
+}
+
 // check reports a request that no daemon of ours sends. The policy is parsed elsewhere.
 func (r *request) check(files int) error {
+	if r.Reply != nil {
+		if r.Add != nil || r.SetPolicy != nil || r.SetSecrets != nil || r.Remove != nil || r.Report {
+			return errors.New("request of several kinds")
+		}
+		return r.Reply.check(files)
+	}
 	kinds, want := 0, 0
-	var id string
+	id := "report" // has none
 	var doc []byte
 	var placed []secrets.Secret
 	if r.Add != nil {
@@ -247,6 +377,9 @@ func (r *request) check(files int) error {
 			if n < 0 || math.IsNaN(n) || math.IsInf(n, 0) {
 				return fmt.Errorf("budget of %v", n)
 			}
+		}
+		if !plausible(r.Add.Spent, maxKnown) {
+			return errors.New("malformed use of the budget")
 		}
 	}
 	if r.SetPolicy != nil {
@@ -258,6 +391,9 @@ func (r *request) check(files int) error {
 	if r.Remove != nil {
 		kinds, id = kinds+1, r.Remove.ID
 	}
+	if r.Report {
+		kinds, want = kinds+1, 1
+	}
 	switch {
 	case kinds != 1:
 		return errors.New("request of no kind or several")
@@ -267,10 +403,17 @@ func (r *request) check(files int) error {
 		return errors.New("certificate authority is too large")
 	case secretBytes(placed) > maxSecrets:
 		return fmt.Errorf("secrets of more than %d bytes", maxSecrets)
+	case r.Add != nil && !areLabels(r.Add.Networks):
+		return fmt.Errorf("malformed named networks %.200q", r.Add.Networks)
 	case len(doc) > MaxPolicy:
 		return fmt.Errorf("policy of %d bytes, at most %d", len(doc), MaxPolicy)
 	}
 	return checkID(id)
+}
+
+// areLabels reports whether the names of named networks are few and short.
+func areLabels(names []string) bool {
+	return len(names) <= maxJoined && !slices.ContainsFunc(names, func(n string) bool { return n == "" || !isClean(n, maxLabel) })
 }
 
 // secretBytes returns the size of secrets in a packet, roughly.

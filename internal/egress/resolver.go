@@ -25,10 +25,12 @@ type resolver struct {
 // resolverFiles are those that Go's resolver reads.
 var resolverFiles = []string{"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf"}
 
+// askHost is pure Go, also in tests that have cgo.
+var askHost = (&net.Resolver{PreferGo: true}).LookupNetIP
+
 // newResolver is called when the process is confined.
 func newResolver(replaced func(file string)) *resolver {
-	ask := (&net.Resolver{PreferGo: true}).LookupNetIP // pure Go, also in tests that have cgo
-	r := &resolver{files: resolverFiles, readable: make(map[string]bool), replaced: replaced, open: tryOpen, ask: ask}
+	r := &resolver{files: resolverFiles, readable: make(map[string]bool), replaced: replaced, open: tryOpen, ask: askHost}
 	for _, name := range r.files {
 		r.readable[name] = tryOpen(name) == nil
 	}

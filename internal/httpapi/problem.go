@@ -67,6 +67,8 @@ var mappings = []mapping{
 	{err: class.ErrState, code: api.CodeConflict, hint: "sandboxd ps shows the states; sandboxd start runs again what has ended"},
 	{err: class.ErrNotEnded, code: api.CodeConflict, hint: "only a sandbox that has ended can be started; end it first: sandboxd stop"},
 	{err: class.ErrNoNetwork, code: api.CodeConflict, hint: "create a sandbox with a network: --network egress:POLICY"},
+	{err: class.ErrShared, code: api.CodeConflict, hint: "ask for it of the sandbox that owns the network, in the name of both"},
+	{err: class.ErrNoOwner, code: api.CodeConflict, hint: "start the owner: sandboxd start; or ask for a network of its own: --network egress:POLICY"},
 	{err: class.ErrPort, code: api.CodeConflict, hint: "choose another port of the host, or 0 for one that is free"},
 	{err: class.ErrNoPort, code: api.CodeConflict, hint: "start a server in the sandbox that listens on this port of 127.0.0.1 or 0.0.0.0"},
 	{err: class.ErrGateway, code: api.CodeUnavailable, hint: "the daemon's log says why the gateway does not run; it is started again"},

@@ -131,6 +131,11 @@ func TestTenantsOfTheHost(t *testing.T) {
 					t.Errorf("%s %s of another tenant: %d %s\nand of none: %d %s", call.method, call.path, got.Status, got.Body, none.Status, none.Body)
 				}
 			}
+			got := of.who.Do("POST", "/v1/sandboxes", api.CreateSandbox{Network: share(id)})
+			none := of.who.Do("POST", "/v1/sandboxes", api.CreateSandbox{Network: share("zzzzzzzzzzzz")})
+			if got.Status != http.StatusNotFound || strings.ReplaceAll(string(got.Body), id, "zzzzzzzzzzzz") != string(none.Body) {
+				t.Errorf("share the network of another tenant: %d %s\nand of none: %d %s", got.Status, got.Body, none.Status, none.Body)
+			}
 		}
 	}
 	for _, call := range [][2]string{

@@ -172,6 +172,7 @@ var classes = []struct {
 	{"in-use", runtime.ErrInUse},
 	{"processes", runtime.ErrProcesses},
 	{"no-network", runtime.ErrNoNetwork},
+	{"no-owner", runtime.ErrNoOwner},
 	{"too-many", runtime.ErrTooMany},
 	{"wants-range", errWantsRange},
 	{"layer-invalid", layer.ErrInvalid},

@@ -22,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -212,7 +213,7 @@ func (b *builder) validate() (err error) {
 	if err := validateLimits(&o.Limits); err != nil {
 		return err
 	}
-	if b.opts.Network, err = b.s.networks.Check(b.s.caller.Tenant, o.Network); err != nil {
+	if b.opts.Network, err = b.s.checkNetwork(o.Network); err != nil {
 		return err
 	}
 	if b.timeout, err = seconds("timeout", o.Timeout); err != nil {
@@ -421,6 +422,9 @@ func (b *builder) forget(coming []*build.Stage) {
 func (b *builder) do(ctx context.Context, stage *build.Stage, st *built, step *build.Step) (*image.Layer, bool, error) {
 	switch {
 	case step.Run != nil:
+		if !network.Has(b.opts.Network) {
+			step.Run.Network = "none"
+		}
 		return b.once(ctx, st, step.Run.Key(st.chain(), b.epoch), func() (*image.Layer, error) { return b.run(ctx, stage, st, step) })
 	case step.Dir != nil:
 		return b.once(ctx, st, step.Dir.Key(st.chain(), b.epoch), func() (*image.Layer, error) {
@@ -523,15 +527,19 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 	if err := errors.Join(validatePath("WORKDIR", run.Cwd), validateUser(run.User)); err != nil {
 		return nil, err
 	}
+	net := b.opts.Network
+	if run.Network == "none" {
+		net = api.Network{}
+	}
 	const margin = time.Minute // so that the program's own time ends first
 	r, err := b.s.request(&origin{image: "build", digest: st.chain(), rootfs: root, profile: b.profile, defaults: b.limits, cwd: "/"},
-		&api.CreateSandbox{Limits: b.opts.Limits, Network: b.opts.Network, Labels: map[string]string{"build": fmt.Sprintf("line %d", step.Line)}})
+		&api.CreateSandbox{Limits: b.opts.Limits, Network: net, Labels: map[string]string{"build": fmt.Sprintf("line %d", step.Line)}})
 	if err != nil {
 		return nil, err
 	}
 	r.Hostname, r.Ephemeral = buildHost, true
 	r.Timeout, r.IdleTimeout = b.perRun+margin, b.perRun+margin
-	rec, err := b.s.supervisor.Create(ctx, r)
+	rec, err := b.s.create(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -541,6 +549,7 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 		if derr := b.s.supervisor.Delete(ctx, rec.ID); !errors.Is(derr, runtime.ErrNotFound) {
 			err = errors.Join(err, derr)
 		}
+		b.s.forgetSandbox(ctx, rec.ID)
 	}()
 	if run.Script != "" {
 		err := b.s.WriteFile(ctx, rec.ID, run.Argv[0], WriteOptions{Mode: 0o755, User: "0:0"}, strings.NewReader(run.Script))

@@ -40,7 +40,6 @@ import (
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/internal/service/pool"
-	"github.com/sandboxd/sandboxd/netns/gateway"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -132,9 +131,9 @@ type Options struct {
 	// Agents hosts agent runs. Default: none.
 	Agents *agents.Host
 
-	// StartGateway starts the gateway of networks, when the first sandbox has one. Default: there are
-	// none but [api.NetworkNone].
-	StartGateway func(ctx context.Context, record func(gateway.Event)) (*egress.Gateway, error)
+	// StartGateway starts the gateway of networks, when the first sandbox has one. It adds Start and
+	// Log to the configuration. Default: there are no networks but [api.NetworkNone].
+	StartGateway func(ctx context.Context, cfg egress.Config) (*egress.Gateway, error)
 	// NetworkCeiling bounds all network policies. Default: see [network.Options].
 	NetworkCeiling *policy.Policy
 	// Secrets are those of the operator's file, by name. Default: none.

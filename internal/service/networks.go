@@ -3,7 +3,9 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"slices"
 	"syscall"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -40,14 +42,17 @@ func (s *core) adoptNetworks() {
 	if err != nil {
 		s.log.Warn("flows of deleted sandboxes are left until the next start", "error", err)
 	}
-	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true}) {
-		if !network.Has(rec.Network) || rec.State != api.StateRunning && rec.State != api.StatePaused {
-			continue
-		}
+	records := slices.DeleteFunc(s.supervisor.List(runtime.Filter{AllTenants: true}), func(rec runtime.Record) bool {
+		return !network.Has(rec.Network) || rec.State != api.StateRunning && rec.State != api.StatePaused
+	})
+	// All are found by name before the first of them asks.
+	s.networks.Expect(records)
+	for _, rec := range records {
 		s.execs.spawn(func() {
 			lease, err := s.supervisor.Rejoin(rec.ID)
 			if err != nil {
-				return // it has ended
+				s.networks.Miss(rec.ID) // it has ended
+				return
 			}
 			defer lease.End()
 			if err := s.networks.Connect(s.execs.ctx, lease, nil); err != nil && s.execs.ctx.Err() == nil {
@@ -57,19 +62,53 @@ func (s *core) adoptNetworks() {
 	}
 }
 
+// checkNetwork returns the network that a request asks for, with defaults filled in. Of a shared one
+// it finds the owner.
+func (s *API) checkNetwork(net api.Network) (api.Network, error) {
+	net, err := s.networks.Check(s.caller.Tenant, net)
+	if err != nil || net.Mode != api.NetworkSandbox {
+		return net, err
+	}
+	owner, err := s.lookup(net.Sandbox)
+	if err != nil {
+		return net, fmt.Errorf("share a network: %w", err)
+	}
+	net.Sandbox = owner.ID
+	if owner.Network.Mode == api.NetworkSandbox {
+		net.Sandbox = owner.Network.Sandbox
+	}
+	return net, nil
+}
+
+// checkOwn returns an error if a sandbox shares the network of another one, which alone has what is
+// asked for.
+func checkOwn(rec *runtime.Record, what string) error {
+	if rec.Network.Mode != api.NetworkSandbox {
+		return nil
+	}
+	return class.Mark(class.ErrShared, fmt.Errorf("%s: sandbox %s shares the network of sandbox %s", what, rec.Name, rec.Network.Sandbox))
+}
+
 // changedNetwork returns the network that a sandbox has after a change.
 func (s *API) changedNetwork(rec *runtime.Record, to api.Network) (api.Network, error) {
+	if err := checkOwn(rec, "change the network"); err != nil {
+		return to, err
+	}
 	if to.Budget != (api.NetworkBudget{}) {
 		return to, class.Invalidf("network.budget: it cannot be changed; create another sandbox")
 	}
 	if len(to.Secrets) > 0 {
 		return to, class.Invalidf("network.secrets: they cannot be changed; create another sandbox")
 	}
+	if len(to.Join) > 0 && !slices.Equal(to.Join, rec.Network.Join) {
+		return to, class.Invalidf("network.join: it cannot be changed; create another sandbox")
+	}
+	to.Join = rec.Network.Join
 	to, err := s.networks.Check(s.caller.Tenant, to)
 	if err != nil {
 		return to, err
 	}
-	if network.Has(to) != network.Has(rec.Network) {
+	if network.Has(to) != network.Has(rec.Network) || to.Mode == api.NetworkSandbox {
 		return to, class.Invalidf("network: sandbox %s was created with mode %q, and cannot change to %q; create another sandbox",
 			rec.Name, rec.Network.Mode, to.Mode)
 	}
@@ -101,6 +140,9 @@ func (s *API) Flows(ctx context.Context, ref string, opts FlowOptions, begin fun
 	if err != nil {
 		return err
 	}
+	if err := checkOwn(&rec, "read the flows"); err != nil {
+		return err
+	}
 	if !network.Has(rec.Network) {
 		return class.Mark(class.ErrState, errors.New("sandbox "+rec.Name+" has no network, and so no flows"))
 	}
@@ -118,6 +160,10 @@ func (s *API) Flows(ctx context.Context, ref string, opts FlowOptions, begin fun
 func (s *API) DialPort(ctx context.Context, ref string, port uint16) (_ *net.TCPConn, end func(), err error) {
 	lease, err := s.begin(ref)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := checkOwn(&lease.Record, "connect to a port"); err != nil {
+		lease.End()
 		return nil, nil, err
 	}
 	conn, err := s.networks.Dial(ctx, lease.Record.ID, port)

@@ -31,7 +31,7 @@ func (s *API) request(from *origin, ask *api.CreateSandbox) (_ runtime.Request, 
 	if r.Ports, err = s.networks.CheckPorts(s.caller.Tenant, ask.Network, ask.Ports); err != nil {
 		return r, err
 	}
-	if r.Network, err = s.networks.Check(s.caller.Tenant, ask.Network); err != nil {
+	if r.Network, err = s.checkNetwork(ask.Network); err != nil {
 		return r, err
 	}
 	r.Env = mergeEnv(from.env, ask.Env)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -121,7 +122,7 @@ func (s *API) TakeSnapshot(ctx context.Context, ref string, body api.TakeSnapsho
 	snap := &image.Snapshot{
 		ID: snapshot.NewID(), Name: body.Name, Comment: body.Comment, Labels: body.Labels, Sandbox: rec.ID, SandboxName: rec.Name,
 		Image: rec.Image, ImageEnv: rec.ImageEnv, Env: rec.Env, Cwd: rec.Cwd, User: rec.User, Profile: rec.Profile,
-		CreatedAt: time.Now().UTC(), Size: t.result.Size, Entries: t.result.Entries, Consistent: t.consistent,
+		Network: rec.Network, CreatedAt: time.Now().UTC(), Size: t.result.Size, Entries: t.result.Entries, Consistent: t.consistent,
 	}
 	if err := t.Keep(snap); err != nil {
 		return api.Snapshot{}, fmt.Errorf("snapshot of sandbox %s: %w", ref, err)
@@ -152,6 +153,9 @@ func (s *API) createFromSnapshot(ctx context.Context, req *api.CreateSandbox) (a
 	profile, defaults, err := s.opts.Profile(profileName)
 	if err != nil {
 		return api.Sandbox{}, class.Invalidf("profile %q: %w", profileName, err)
+	}
+	if reflect.ValueOf(req.Network).IsZero() {
+		req.Network = snap.Network
 	}
 	r, err := s.request(&origin{
 		image: snap.Image, digest: snap.ImageDigest, snapshot: snap.ID, imageEnv: snap.ImageEnv, rootfs: snap.Rootfs,
@@ -262,7 +266,7 @@ func (s *API) Rollback(ctx context.Context, ref string, body api.RollbackSandbox
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	trust, err := s.networks.Restore(rec.ID)
+	trust, err := s.networks.Restore(&rec)
 	if err != nil {
 		return api.Sandbox{}, err
 	}

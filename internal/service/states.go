@@ -65,7 +65,7 @@ func (s *API) StartSandbox(ctx context.Context, ref string, req api.StartSandbox
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	trust, err := s.networks.Restore(rec.ID)
+	trust, err := s.networks.Restore(&rec)
 	if err != nil {
 		return api.Sandbox{}, err
 	}

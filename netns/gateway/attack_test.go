@@ -184,7 +184,7 @@ var attacks = map[string]struct {
 	"PROXY protocol on port 8080":        {resolve: "db.test", dst: "93.184.215.23:8080", send: "PROXY TCP4 1.1.1.1 1.1.1.1 1 80\r\n" + getFrom("evil.test", "/"), status: 400, reason: "colon"},
 	"PROXY protocol 2 on port 8080":      {resolve: "db.test", dst: "93.184.215.23:8080", send: "\r\n\r\n\x00\r\nQUIT\n", status: 400, reason: "empty line"},
 	"HTTP/2 without TLS":                 {resolve: "web.test", dst: "93.184.215.14:80", send: "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", status: 400, reason: "version"},
-	"HTTP/2 by upgrade":                  {resolve: "web.test", dst: "93.184.215.14:80", send: "GET / HTTP/1.1\r\nHost: web.test\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n", status: 403, reason: "upgrade"},
+	"HTTP/2 by upgrade":                  {resolve: "web.test", dst: "93.184.215.14:80", send: "GET / HTTP/1.1\r\nHost: web.test\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", reached: "GET web.test /", status: 400, reason: "version"},
 	"TLS by upgrade":                     {resolve: "web.test", dst: "93.184.215.14:80", send: "GET / HTTP/1.1\r\nHost: web.test\r\nConnection: Upgrade\r\nUpgrade: TLS/1.2\r\n\r\n", status: 403, reason: "upgrade"},
 	"chunk extension":                    {resolve: "web.test", dst: "93.184.215.14:80", send: "POST / HTTP/1.1\r\nHost: web.test\r\nTransfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n0\r\n\r\n", status: -2, reason: "chunk size"},
 	"chunk longer than said":             {resolve: "web.test", dst: "93.184.215.14:80", send: "POST / HTTP/1.1\r\nHost: web.test\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n", status: -2, reason: "longer"},

@@ -30,6 +30,19 @@ type Budget struct {
 	ConnectionRate, QueryRate float64
 }
 
+// Spent is the used part of a [Budget]. It goes from a process that has ended to the next.
+type Spent struct {
+	BytesOut    int64 `json:",omitempty"`
+	BytesIn     int64 `json:",omitempty"`
+	Connections int64 `json:",omitempty"`
+	Queries     int64 `json:",omitempty"`
+	NameBytes   int64 `json:",omitempty"`
+	// Hosts is the number of different hosts.
+	Hosts int64 `json:",omitempty"`
+	// Known are some of the hosts, names and addresses: they are not counted again. Events have none.
+	Known []string `json:",omitempty"`
+}
+
 // A ledger holds the used part of a budget.
 type ledger struct {
 	budget           Budget
@@ -41,6 +54,7 @@ type ledger struct {
 	nameBytes        atomic.Int64
 	mu               sync.Mutex // guards hosts
 	hosts            map[host]struct{}
+	more             int64 // hosts of an earlier process that are not known
 }
 
 // A host is a name, or an address without one.
@@ -49,8 +63,36 @@ type host struct {
 	addr netip.Addr
 }
 
-func newLedger(b Budget, now func() time.Time) *ledger {
-	return &ledger{budget: b, now: now, connections: limiter(b.ConnectionRate), queries: limiter(b.QueryRate), hosts: make(map[host]struct{})}
+func newLedger(b Budget, s Spent, now func() time.Time) *ledger {
+	l := &ledger{budget: b, now: now, connections: limiter(b.ConnectionRate), queries: limiter(b.QueryRate), hosts: make(map[host]struct{})}
+	l.out.Store(s.BytesOut)
+	l.in.Store(s.BytesIn)
+	l.connected.Store(s.Connections)
+	l.asked.Store(s.Queries)
+	l.nameBytes.Store(s.NameBytes)
+	for _, k := range s.Known {
+		if addr, err := netip.ParseAddr(k); err == nil {
+			l.hosts[host{addr: addr}] = struct{}{}
+		} else if name, err := policy.ParseName(k); err == nil {
+			l.hosts[host{name: name}] = struct{}{}
+		}
+	}
+	l.more = max(0, s.Hosts-int64(len(l.hosts)))
+	return l
+}
+
+// spent returns what was used until now; nil if there is no budget for the whole life.
+func (l *ledger) spent() *Spent {
+	b := l.budget
+	if b.BytesOut|b.BytesIn|b.Connections|b.Hosts|b.Queries|b.NameBytes == 0 {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return &Spent{
+		BytesOut: l.out.Load(), BytesIn: l.in.Load(), Connections: l.connected.Load(), Queries: l.asked.Load(), NameBytes: l.nameBytes.Load(),
+		Hosts: l.more + int64(len(l.hosts)),
+	}
 }
 
 func limiter(perSecond float64) *rate.Limiter {
@@ -107,7 +149,7 @@ func (l *ledger) host(n policy.Name, addr netip.Addr) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, known := l.hosts[h]; !known {
-		if int64(len(l.hosts)) >= l.budget.Hosts {
+		if l.more+int64(len(l.hosts)) >= l.budget.Hosts {
 			return fmt.Sprintf("the budget of %d hosts is used up", l.budget.Hosts)
 		}
 		l.hosts[h] = struct{}{}

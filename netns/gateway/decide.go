@@ -103,7 +103,7 @@ func (n *Network) unnamed(dst netip.AddrPort) (v policy.Verdict, flow policy.Flo
 // the host.
 func (n *Network) target(dst netip.AddrPort) (netip.AddrPort, error) {
 	if dst.Addr() != policy.HostAddress {
-		return dst, nil
+		return dst, n.refuseOwn(dst.Addr())
 	}
 	s, ok := n.policy.Load().Service(dst.Port())
 	switch {
@@ -113,6 +113,20 @@ func (n *Network) target(dst netip.AddrPort) (netip.AddrPort, error) {
 		return dst, refuse("the service of port %d is a Unix socket, which the gateway cannot reach", dst.Port())
 	}
 	return s.Address, nil
+}
+
+// refuseOwn refuses public addresses that are the host's own. What listens there may count on a
+// firewall for other machines, which connections of the host itself do not pass. A private address
+// is allowed by a rule with a CIDR, whose author has thought of what is there.
+func (n *Network) refuseOwn(addr netip.Addr) error {
+	if !policy.IsPublic(addr) {
+		return nil
+	}
+	own, err := n.opts.Own(addr)
+	if err == nil && own {
+		err = refuse("%s is an address of the host itself, which only a service of the policy opens", addr)
+	}
+	return err
 }
 
 // A peer is the server that TLS which ends here was meant for.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,7 +32,8 @@ type query struct {
 	header   dnsmessage.Header
 	question dnsmessage.Question
 	edns     bool
-	size     int // that the client accepts over UDP
+	size     int    // that the client accepts over UDP
+	ttl      uint32 // of the addresses in the answer, in seconds
 }
 
 // parseQuery reads a message. ok is false if it must not be answered. Otherwise any code but
@@ -42,7 +44,7 @@ func parseQuery(msg []byte) (q query, code dnsmessage.RCode, ok bool) {
 	if err != nil || h.Response {
 		return query{}, 0, false // an answer to an answer may go on for ever
 	}
-	q = query{header: h, size: 512}
+	q = query{header: h, size: 512, ttl: uint32(lifetime / time.Second)}
 	if h.OpCode != 0 {
 		return q, dnsmessage.RCodeNotImplemented, true
 	}
@@ -102,7 +104,7 @@ func (q *query) build(h dnsmessage.Header, code dnsmessage.RCode, addrs []netip.
 		add(b.Question(q.question))
 	}
 	add(b.StartAnswers())
-	rh := dnsmessage.ResourceHeader{Name: q.question.Name, Class: dnsmessage.ClassINET, TTL: uint32(lifetime / time.Second)}
+	rh := dnsmessage.ResourceHeader{Name: q.question.Name, Class: dnsmessage.ClassINET, TTL: q.ttl}
 	for _, a := range addrs {
 		if a.Is4() {
 			add(b.AResource(rh, dnsmessage.AResource{A: a.As4()}))
@@ -126,6 +128,19 @@ func (q *query) build(h dnsmessage.Header, code dnsmessage.RCode, addrs []netip.
 	return msg, errors.Join(errs...)
 }
 
+// serverFailure returns SERVFAIL for a message that is not read further than its header; nil if it
+// has none, or is an answer.
+func serverFailure(msg []byte) []byte {
+	const headerSize, response, recursion = 12, 1 << 7, 1
+	if len(msg) < headerSize || msg[2]&response != 0 {
+		return nil
+	}
+	reply := slices.Clone(msg)
+	reply[2] = reply[2]&recursion | response
+	reply[3] = response | byte(dnsmessage.RCodeServerFailure) // recursion is available
+	return reply
+}
+
 // asked returns the name of the question. The message's form of it ends in a dot.
 func (q *query) asked() (policy.Name, error) {
 	return policy.ParseName(strings.TrimSuffix(q.question.Name.String(), "."))
@@ -144,25 +159,38 @@ func (n *Network) answer(msg []byte, limit int, later func(func() []byte)) []byt
 	if code != dnsmessage.RCodeSuccess {
 		return q.reply(code, nil, "", limit)
 	}
-	start := n.opts.Now()
-	event := Event{Kind: Query, Time: start, Protocol: "dns", Method: strings.TrimPrefix(q.question.Type.String(), "Type"), Port: 53}
-	refuse := func(v policy.Verdict) []byte {
-		event.Rule, event.Reason = v.Rule, v.Reason
-		event.Duration = n.opts.Now().Sub(start)
-		n.record(event)
-		return q.reply(dnsmessage.RCodeNameError, nil, explain(v), limit)
-	}
+	event := Event{Kind: Query, Time: n.opts.Now(), Protocol: "dns", Method: strings.TrimPrefix(q.question.Type.String(), "Type"), Port: 53}
 	if reason := n.ledger.query(); reason != "" {
-		return refuse(policy.Verdict{Reason: reason})
+		return n.refuseQuery(&q, event, policy.Verdict{Reason: reason}, limit)
 	}
 	name, err := q.asked()
 	if err != nil {
-		return refuse(policy.Verdict{Reason: err.Error()})
+		return n.refuseQuery(&q, event, policy.Verdict{Reason: err.Error()}, limit)
 	}
 	event.Name = name.String()
+	if !n.opts.Peers.mayHave(name) {
+		return n.answerByPolicy(&q, name, event, limit, later)
+	}
+	if later == nil {
+		return q.reply(dnsmessage.RCodeServerFailure, nil, "", limit)
+	}
+	later(func() []byte { return n.answerPeer(&q, name, event, limit) })
+	return nil
+}
+
+// refuseQuery records a refusal and returns its answer.
+func (n *Network) refuseQuery(q *query, event Event, v policy.Verdict, limit int) []byte {
+	event.Rule, event.Reason = v.Rule, v.Reason
+	event.Duration = n.opts.Now().Sub(event.Time)
+	n.record(event)
+	return q.reply(dnsmessage.RCodeNameError, nil, explain(v), limit)
+}
+
+// answerByPolicy answers a question about a name outside. Later is that of answer.
+func (n *Network) answerByPolicy(q *query, name policy.Name, event Event, limit int, later func(func() []byte)) []byte {
 	v := n.policy.Load().Resolve(name)
 	if !v.Allow {
-		return refuse(v)
+		return n.refuseQuery(q, event, v, limit)
 	}
 	ask := question{name, q.question.Type == dnsmessage.TypeAAAA}
 	switch t := q.question.Type; {
@@ -187,10 +215,10 @@ func (n *Network) answer(msg []byte, limit int, later func(func() []byte)) []byt
 		return q.reply(dnsmessage.RCodeServerFailure, nil, "", limit)
 	}
 	if reason := n.ledger.lookup(name); reason != "" {
-		return refuse(policy.Verdict{Reason: reason})
+		return n.refuseQuery(q, event, policy.Verdict{Reason: reason}, limit)
 	}
 	event.Allow, event.Rule = true, v.Rule
-	later(func() []byte { return n.lookup(&q, ask, event, limit) })
+	later(func() []byte { return n.lookup(q, ask, event, limit) })
 	return nil
 }
 
@@ -288,26 +316,45 @@ func (n *Network) ServeDNS(ctx context.Context, c *net.UDPConn) error {
 				_, _, _ = c.WriteMsgUDPAddrPort(msg, from, client) // a client that is gone
 			}
 		}
-		later := func(lookup func() []byte) {
+		if n.opts.Quarantined {
+			send(serverFailure(buf[:size]))
+			continue
+		}
+		if !n.beginLookup() { // one sandbox waits for its own questions only
+			send(n.answer(buf[:size], 0, nil)) //nolint:contextcheck // a lookup ends with the network
+			continue
+		}
+		started := false
+		send(n.answer(buf[:size], 0, func(lookup func() []byte) { //nolint:contextcheck // as above
+			started = true
 			n.wg.Go(func() {
-				defer func() { <-n.lookups }()
+				defer n.endLookup()
 				send(lookup())
 			})
-		}
-		select {
-		case n.lookups <- struct{}{}:
-			started := false
-			send(n.answer(buf[:size], 0, func(lookup func() []byte) { //nolint:contextcheck // a lookup ends with the network
-				started = true
-				later(lookup)
-			}))
-			if !started {
-				<-n.lookups
-			}
-		default: // one sandbox waits for its own questions only
-			send(n.answer(buf[:size], 0, nil)) //nolint:contextcheck // as above
+		}))
+		if !started {
+			n.endLookup()
 		}
 	}
+}
+
+// beginLookup takes a place for a question. It reports false if all are taken.
+func (n *Network) beginLookup() bool {
+	select {
+	case n.lookups <- struct{}{}:
+	default:
+		return false
+	}
+	if !n.places.take(forQuestion) {
+		<-n.lookups
+		return false
+	}
+	return true
+}
+
+func (n *Network) endLookup() {
+	n.places.give(forQuestion, 1)
+	<-n.lookups
 }
 
 // serveStream answers the messages of a TCP connection, one at a time.
@@ -345,7 +392,7 @@ func (n *Network) serveStream(f *flow) error {
 }
 
 // waitAnswer returns the answer to a message of a stream. It takes a place among the questions of
-// its network when one is free.
+// its network when one is free, and answers SERVFAIL where the process has none.
 func (n *Network) waitAnswer(f *flow, msg []byte) []byte {
 	var lookup func() []byte
 	if reply := n.answer(msg, 65535, func(l func() []byte) { lookup = l }); lookup == nil {
@@ -353,7 +400,11 @@ func (n *Network) waitAnswer(f *flow, msg []byte) []byte {
 	}
 	select {
 	case n.lookups <- struct{}{}:
-		defer func() { <-n.lookups }()
+		if !n.places.take(forQuestion) {
+			<-n.lookups
+			return serverFailure(msg)
+		}
+		defer n.endLookup()
 		return lookup()
 	case <-f.ctx.Done():
 		return nil

@@ -31,6 +31,7 @@ type flow struct {
 	dialBy   atomic.Int64 // of a connection to the server, in ns; 0 if none
 	head     atomic.Bool  // counted in Network.heads
 	peer     *peer        // nil unless TLS ends here; set before requests are read
+	places   int          // of the pool: one, and one for each further server at the same time
 
 	mu       sync.Mutex // guards those below
 	aborted  error      // a *refusal if it was cut for a bound or a new policy
@@ -76,6 +77,10 @@ func (n *Network) Serve(ctx context.Context, l *net.TCPListener) error {
 func (n *Network) accept(c *net.TCPConn) {
 	// From here on a death of the process is a reset: it must not look like an orderly end.
 	_ = c.SetLinger(0) // fails on a connection that is gone
+	if n.opts.Quarantined {
+		_ = c.Close()
+		return
+	}
 	s, err := newStream(c)
 	if err != nil {
 		_ = c.Close()
@@ -86,23 +91,34 @@ func (n *Network) accept(c *net.TCPConn) {
 	f.last.Store(now.UnixNano())
 	f.ctx, f.cancel = context.WithCancel(n.ctx)
 	n.mu.Lock()
-	closed, full := n.closed, len(n.flows) >= n.limits.flows
-	if !closed && !full {
+	open := len(n.flows)
+	closed, full := n.closed, open >= n.limits.flows
+	ok := !closed && !full && n.places.take(forConnection)
+	if ok {
+		f.places = 1
 		n.flows[f] = struct{}{}
 		n.wg.Add(1)
 	}
 	n.mu.Unlock()
+	if ok {
+		n.wake()
+		go f.run()
+		return
+	}
+	f.cancel()
+	_ = c.Close()
 	switch {
 	case closed:
-		f.cancel()
-		_ = c.Close()
 	case full:
-		f.cancel()
-		_ = c.Close()
 		f.record(refuse("more than %d connections at once", n.limits.flows))
 	default:
-		go f.run()
+		f.record(noPlace(open))
 	}
+}
+
+// noPlace returns the refusal of a connection for which the pool has no place.
+func noPlace(open int) error {
+	return refuse("%d connections of this sandbox are open, as many as the gateway's limit of open files allows now", open)
 }
 
 // run serves a flow to its end.
@@ -119,6 +135,7 @@ func (f *flow) run() {
 	if f.server != nil {
 		_ = f.server.conn.Close()
 	}
+	f.n.places.give(forConnection, f.places) // both are closed
 	f.n.mu.Lock()
 	delete(f.n.flows, f)
 	f.n.mu.Unlock()
@@ -135,6 +152,9 @@ func (f *flow) finish(s *stream) {
 func (f *flow) serve() error {
 	if f.dst.Port() == 53 {
 		return f.n.serveStream(f)
+	}
+	if f.n.isPeer(f.dst) {
+		return f.servePeer()
 	}
 	if reason := f.n.ledger.connection(); reason != "" {
 		return f.refuseEarly(refuse("%s", reason))
@@ -153,7 +173,10 @@ func (f *flow) serve() error {
 		if err := f.allow(v, []policy.Flow{named}); err != nil {
 			return err
 		}
-		if err := f.dial(); err != nil {
+		err := f.dial()
+		if refused := (*refusal)(nil); errors.As(err, &refused) {
+			return f.refuseEarly(err)
+		} else if err != nil {
 			return err
 		}
 		return f.relay(f.goDown())
@@ -166,7 +189,9 @@ func (f *flow) serve() error {
 }
 
 // refuseEarly refuses a connection before its bytes were read. On port 80 it reads them, so that
-// the program is told the reason.
+// the program is told the reason: a response before the request would be taken for none. A client
+// that says nothing is reset when the time for a head is over. A shorter time would take the reason
+// from programs that are slow.
 func (f *flow) refuseEarly(err error) error {
 	if f.dst.Port() == 80 && f.waitHead() == nil {
 		if kind, kindErr := classify(f.client.reader()); kindErr == nil && kind == kindHTTP {
@@ -337,6 +362,11 @@ func (f *flow) dial() error {
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", to, err)
 	}
+	return f.attach(c)
+}
+
+// attach makes a connection the flow's other side.
+func (f *flow) attach(c *net.TCPConn) error {
 	_ = c.SetLinger(0) // as for the client
 	s, err := newStream(c)
 	if err != nil {
@@ -566,8 +596,8 @@ func (f *flow) record(err error) {
 	recorded := f.recorded && f.server == nil
 	f.mu.Unlock()
 	e.note(err)
-	if e.Allow && e.Reason == "" && e.Protocol == "dns" || recorded {
-		return
+	if e.Allow && e.Protocol == "dns" || recorded {
+		return // it led nowhere, however it ended; its questions are recorded
 	}
 	f.n.record(e)
 }

@@ -169,6 +169,12 @@ func (m *multiplex) reserve() (*http2.ClientConn, error) {
 	if len(live) >= maxUpstreams {
 		return nil, fmt.Errorf("%s ends its connections and leaves requests open on %d", m.dst, len(live))
 	}
+	if len(live) >= m.places {
+		if !m.n.places.take(forConnection) {
+			return nil, noPlace(m.places)
+		}
+		m.places++ // until the flow ends
+	}
 	if reason := m.n.ledger.connection(); reason != "" {
 		return nil, refuse("%s", reason)
 	}

@@ -272,7 +272,7 @@ var attacksH1 = map[string]struct {
 	"absolute target with https":      {send: "GET https://api.test/v1/x HTTP/1.1\r\nHost: api.test\r\n\r\n", status: 400, reason: "the target"},
 	"absolute target of another host": {send: "GET http://evil.test/v1/x HTTP/1.1\r\nHost: api.test\r\n\r\n", status: 400, reason: "a target of evil.test"},
 	"CONNECT":                         {send: "CONNECT api.test:443 HTTP/1.1\r\nHost: api.test:443\r\n\r\n", status: 403, reason: "tunnel"},
-	"upgrade to h2c":                  {send: "GET /v1/x HTTP/1.1\r\nHost: api.test\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n", status: 403, reason: "upgrade"},
+	"upgrade to h2c":                  {send: "GET /v1/x HTTP/1.1\r\nHost: api.test\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", reached: "GET api.test /v1/x", status: 400, reason: "version"},
 	"HTTP/2 without ALPN":             {send: "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", status: 400, reason: "version"},
 	"method":                          {send: "PUT /v1/x HTTP/1.1\r\nHost: api.test\r\nContent-Length: 0\r\n\r\n", status: 403, reason: "no rule allows PUT"},
 	"path":                            {send: getFrom("api.test", "/v2/x"), status: 403, reason: "no rule allows GET /v2/x"},

@@ -493,3 +493,28 @@ func TestLegitimate(t *testing.T) {
 		})
 	}
 }
+
+// Java asks for HTTP/2 with the first request of a connection. The server is not told, and the
+// request stays what it is.
+func TestUpgradeToH2CIsIgnored(t *testing.T) {
+	w := newWorld(t, attacked)
+	w.host("web.test", "93.184.215.14")
+	got := make(chan *http.Request, 2)
+	w.http("93.184.215.14:80", func(rw http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		got <- r
+		_, _ = rw.Write(body)
+	})
+	w.resolve("web.test", dnsmessage.TypeA)
+	c := w.dial("93.184.215.14:80")
+	r := bufio.NewReader(c)
+	for _, fields := range []string{"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABk\r\nUpgrade: h2c\r\n", ""} {
+		p, body := get(t, c, r, http.MethodPost, "POST /x HTTP/1.1\r\n"+fields+"Host: web.test\r\nX-A: b\r\nContent-Length: 5\r\n\r\nhello")
+		if p.StatusCode != http.StatusOK || body != "hello" {
+			t.Errorf("%d %q", p.StatusCode, body)
+		}
+		if h := (<-got).Header; len(h) != 2 || h.Get("X-A") != "b" || h.Get("Content-Length") != "5" {
+			t.Errorf("the server got %v", h)
+		}
+	}
+}

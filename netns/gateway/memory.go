@@ -17,6 +17,8 @@ const (
 	// lifetime is the TTL of records in answers. For that time an answer is given again without asking
 	// the host's resolver, which does not tell how long it may be kept.
 	lifetime = 30 * time.Second
+	// peerLifetime is the TTL of addresses of peers, which come and go.
+	peerLifetime = 5 * time.Second
 
 	maxPairs   = 8192
 	maxAnswers = 1024

@@ -22,6 +22,8 @@ type Options struct {
 	ID     string
 	Policy *policy.Policy
 	Budget Budget
+	// Spent is what an earlier process has used of the budget.
+	Spent Spent
 	// IPv6 reports that the host reaches the Internet over IPv6. Without it no name has an AAAA
 	// record: clients would try those addresses first.
 	IPv6 bool
@@ -31,6 +33,11 @@ type Options struct {
 	Lookup func(ctx context.Context, network string, name policy.Name) ([]netip.Addr, error)
 	// Dial connects to exactly this address. Nil stands for a connection from this process.
 	Dial func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
+	// Peers are other sandboxes that this one reaches by name; nil if it is in no named network.
+	Peers *Peers
+	// Own reports whether an address is one of the host itself, to which no connection leads. Nil asks
+	// the kernel.
+	Own func(netip.Addr) (bool, error)
 	// CA signs the certificates of connections whose requests are read within TLS. Without it these
 	// connections are refused.
 	CA *ca.Authority
@@ -39,9 +46,15 @@ type Options struct {
 	Roots *x509.CertPool
 	// Secrets are put into requests that are read within TLS.
 	Secrets []Secret
-	// Record gets the events of the network, one at a time and in their order. While it blocks, a
-	// bounded number is queued and the rest is dropped; see [Event.Lost].
-	Record func(Event)
+	// Quarantined refuses everything unread: connections are reset, and questions get SERVFAIL. Nothing
+	// is recorded.
+	Quarantined bool
+	// Pool bounds the descriptors of the network, with those of others of the process. Nil stands for
+	// no bound but the network's own.
+	Pool *Pool
+	// Record gets the events of the network in their order, those of some milliseconds together. While
+	// it blocks, a bounded number is queued and the rest is dropped; see [Event.Lost].
+	Record func([]Event)
 	// Now and Ticks are the clock. Nil stands for the host's, with a tick each second. At each tick
 	// connections that are too slow are ended.
 	Now   func() time.Time
@@ -72,6 +85,7 @@ type Network struct {
 	secrets  atomic.Pointer[secretSet]
 	memory   *memory
 	ledger   *ledger
+	places   share
 	recorder *recorder
 	lookups  chan struct{}
 	heads    atomic.Int64
@@ -82,6 +96,8 @@ type Network struct {
 	// destination is the address that the client of an accepted connection asked for. Tests, whose
 	// clients are on the host's loopback, set their own.
 	destination func(*net.TCPConn) netip.AddrPort
+
+	busy chan struct{} // wakes the sweep, which stands still while there are no flows
 
 	mu     sync.Mutex // guards those below
 	closed bool
@@ -96,6 +112,9 @@ func newNetwork(opts Options, l limits) *Network {
 	if opts.Dial == nil {
 		opts.Dial = dialExactly
 	}
+	if opts.Own == nil {
+		opts.Own = ownedByHost
+	}
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
@@ -104,8 +123,9 @@ func newNetwork(opts Options, l limits) *Network {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	n := &Network{
-		opts: opts, limits: l, memory: newMemory(opts.Now), ledger: newLedger(opts.Budget, opts.Now), recorder: startRecorder(opts.Record),
-		lookups: make(chan struct{}, l.lookups), ctx: ctx, cancel: cancel, flows: make(map[*flow]struct{}),
+		opts: opts, limits: l, memory: newMemory(opts.Now), ledger: newLedger(opts.Budget, opts.Spent, opts.Now), recorder: startRecorder(opts.Record),
+		places: share{pool: opts.Pool}, lookups: make(chan struct{}, l.lookups), ctx: ctx, cancel: cancel, flows: make(map[*flow]struct{}),
+		busy:        make(chan struct{}, 1),
 		destination: func(c *net.TCPConn) netip.AddrPort { return unmapped(c.LocalAddr().(*net.TCPAddr).AddrPort()) }, //nolint:forcetypeassert // it is a TCPConn
 	}
 	n.policy.Store(opts.Policy)
@@ -186,11 +206,13 @@ func (n *Network) begin() bool {
 }
 
 // sweep ends connections that are too slow. One clock for all of them costs less than timers, and a
-// test can hold it.
+// test can hold it. The clock of a network without connections stands still: a thousand idle
+// networks would wake the process a thousand times a second.
 func (n *Network) sweep() {
 	ticks := n.opts.Ticks
+	var t *time.Ticker
 	if ticks == nil {
-		t := time.NewTicker(time.Second)
+		t = time.NewTicker(time.Second)
 		defer t.Stop()
 		ticks = t.C
 	}
@@ -200,15 +222,34 @@ func (n *Network) sweep() {
 			return
 		case <-ticks:
 		}
-		now := n.opts.Now()
-		for _, f := range n.all() {
+		now, all := n.opts.Now(), n.all()
+		for _, f := range all {
 			f.expire(now)
 		}
+		if len(all) > 0 || t == nil {
+			continue
+		}
+		t.Stop()
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-n.busy:
+			t.Reset(time.Second)
+		}
+	}
+}
+
+// wake starts the clock of the sweep.
+func (n *Network) wake() {
+	select {
+	case n.busy <- struct{}{}:
+	default: // it runs, or is about to
 	}
 }
 
 func (n *Network) record(e Event) {
 	e.Network = n.opts.ID
 	e.Reason = n.redact(e.Reason) // a server may have sent a part of it
+	e.Spent = n.ledger.spent()
 	n.recorder.add(e)
 }

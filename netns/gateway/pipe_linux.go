@@ -22,12 +22,16 @@ const (
 // A pipe carries bytes from one socket to another within the kernel.
 type pipe struct{ r, w int }
 
-// freePipes are empty pipes of all networks.
+// freePipes are empty pipes of all networks. They are within the pool's reserve.
 var freePipes = make(chan pipe, 16)
 
 // takePipe returns an empty pipe, or false if the network has no more.
 func (n *Network) takePipe() (pipe, bool) {
 	if n.pipes.Add(1) > maxPipes {
+		n.pipes.Add(-1)
+		return pipe{}, false
+	}
+	if !n.places.take(forPipe) {
 		n.pipes.Add(-1)
 		return pipe{}, false
 	}
@@ -38,6 +42,7 @@ func (n *Network) takePipe() (pipe, bool) {
 	}
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		n.places.give(forPipe, 1)
 		n.pipes.Add(-1)
 		return pipe{}, false
 	}
@@ -47,7 +52,8 @@ func (n *Network) takePipe() (pipe, bool) {
 
 // putPipe gives a pipe back. One that still has bytes is closed.
 func (n *Network) putPipe(p pipe, empty bool) {
-	n.pipes.Add(-1)
+	defer n.pipes.Add(-1)
+	defer n.places.give(forPipe, 1)
 	if empty {
 		select {
 		case freePipes <- p:

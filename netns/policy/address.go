@@ -115,6 +115,12 @@ func isatap(addr netip.Addr) bool {
 	return binary.BigEndian.Uint32(b[8:])&^0x02000000 == 0x00005efe
 }
 
+// IsPublic reports whether rules for names open an address, in whatever form it is written.
+func IsPublic(addr netip.Addr) bool {
+	k, _ := classify(canonical(addr))
+	return k == public
+}
+
 // openedBy reports whether a rule's prefix opens an address of the kind, given that it contains it.
 func (k kind) openedBy(p netip.Prefix) bool {
 	switch k {

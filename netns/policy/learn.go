@@ -103,6 +103,9 @@ func gather(flows []api.Flow) (*learner, error) {
 		if f.Protocol == "dns" && a.kind == api.FlowConnection {
 			continue // the gateway answers it itself
 		}
+		if toPeer(f) {
+			continue // of no policy
+		}
 		l.acts[a]++
 	}
 	for a, n := range l.acts {

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/sandboxd/sandboxd/api"
 )
 
 // HostName is the name of the host's own services. Only rules and services that have exactly this
@@ -19,6 +21,22 @@ const HostName = "host.sandboxd.internal"
 // The gateway never asks the host's resolver for the name and never dials the address: it connects
 // to the [Service] of the port.
 var HostAddress = netip.MustParseAddr("192.0.2.2")
+
+// PeerAddresses are those of sandboxes in named networks. The range is for measurements (RFC 2544):
+// no host of the Internet has such an address. No policy is asked about it in a sandbox that is in
+// a named network.
+var PeerAddresses = netip.MustParsePrefix("198.18.0.0/15")
+
+// PeerRule returns the rule that records show for connections over a named network.
+func PeerRule(network string) string { return peerRule + network }
+
+const peerRule = "network "
+
+// toPeer reports whether a recorded flow went over a named network.
+func toPeer(f api.Flow) bool {
+	addr, err := netip.ParseAddr(f.Address)
+	return err == nil && PeerAddresses.Contains(addr) && strings.HasPrefix(f.Rule, peerRule)
+}
 
 // maxSocket is the longest path of a Unix socket: sun_path without its NUL.
 const maxSocket = 107

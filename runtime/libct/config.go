@@ -122,7 +122,7 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 		Cgroups:      cgroupConfig(spec, host),
 		Version:      "1.3.0",
 	}
-	if spec.Network {
+	if entersNetwork(spec) {
 		withNetwork(c)
 	}
 	for _, r := range host.IDs {

@@ -61,6 +61,8 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 	for name, change := range map[string]func(*Host, *runtime.Profile){
 		"delegated": func(*Host, *runtime.Profile) {},
 		"network":   func(h *Host, _ *runtime.Profile) { h.Own = true },
+		"shared":    func(h *Host, _ *runtime.Profile) { h.Own = true },
+		"loopback":  func(h *Host, _ *runtime.Profile) { h.Own = true },
 		"bare":      func(h *Host, _ *runtime.Profile) { h.Cgroup, h.Controllers, h.Files = false, nil, nil },
 		"single": func(h *Host, _ *runtime.Profile) {
 			h.Single, h.IDs = true, []idmap.Range{{Size: 1}}
@@ -73,7 +75,10 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			host, spec := testHost(), testSpec()
 			change(host, &spec.Profile)
-			spec.Network = name == "network"
+			spec.Network = name == "network" || name == "shared"
+			if name == "shared" || name == "loopback" {
+				spec.Join = "def456"
+			}
 			enforced, err := Enforce(spec, host)
 			if err != nil {
 				t.Fatal(err)

@@ -393,7 +393,15 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	}
 	var network *launcher.Network
 	var sysfs *os.File
-	if spec.Network {
+	switch {
+	case spec.Join != "":
+		var ns *os.File
+		if ns, sysfs, err = e.shareNetwork(p, dir); err != nil {
+			return nil, err
+		}
+		defer ns.Close()    // libcontainer's child has entered it
+		defer sysfs.Close() // only a handle
+	case spec.Network:
 		if network, sysfs, err = e.takeNetwork(ctx, p, dir); err != nil {
 			return nil, err
 		}

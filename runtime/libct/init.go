@@ -61,8 +61,8 @@ type rootPlan struct {
 	// points.
 	ReadOnly bool     `json:"read_only,omitempty"`
 	Dirs     []string `json:"dirs,omitempty"`
-	// Sysfs is the descriptor of the sysfs of a sandbox with a network, and Files are put over names in
-	// /etc; zero and none without.
+	// Sysfs is the descriptor of the sysfs of a sandbox that enters a network namespace, and Files are
+	// put over names in /etc; zero and none without.
 	Sysfs int           `json:"sysfs,omitempty"`
 	Files []networkFile `json:"files,omitempty"`
 	// Trust is the file over the bundles of certificates; empty for none.

@@ -44,6 +44,9 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 	if spec.Network {
 		e.Network = api.EnforcedGateway
 	}
+	if spec.Join != "" {
+		e.Namespaces = slices.DeleteFunc(e.Namespaces, func(n string) bool { return n == "net" })
+	}
 	var missing string
 	if e.Cores, missing = host.cores(spec.Profile.Seccomp); missing != "" {
 		e.Missing = append(e.Missing, missing)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/internal/osthread"
 	"github.com/sandboxd/sandboxd/netns"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -20,6 +21,10 @@ import (
 // to the launcher's user namespace. So it cannot mount a sysfs of that namespace: Init attaches one
 // that the launcher has mounted. Init also puts files over /etc/resolv.conf and /etc/hosts. They
 // lie beside the sandbox's upper directory, so that no commit, snapshot or diff contains them.
+//
+// A sandbox can join that of another sandbox instead (runtime.Spec.Join), also where the other one
+// has no network. The namespace then belongs to the launcher's user namespace or to the other
+// sandbox's, and the one that joins has no power over it. The launcher holds nothing for it.
 
 // networkFile is a file of a sandbox with a network, and its place there.
 type networkFile struct {
@@ -27,26 +32,33 @@ type networkFile struct {
 	At   string `json:"at"` // a name in /etc
 }
 
-// networkFiles returns the files of a sandbox, and their contents. It is pure.
-func networkFiles(dir, hostname string) (files []networkFile, contents []string) {
+// networkFiles returns the files of a sandbox, and their contents. The names are those of the
+// sandboxes that share its network, itself first. It is pure.
+func networkFiles(dir string, names ...string) (files []networkFile, contents []string) {
 	resolv := "nameserver " + netns.Nameserver.String() + "\nsearch .\noptions edns0\n"
 	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
-	if hostname != "" {
-		hosts += netns.Address4.String() + "\t" + hostname + "\n" + netns.Address6.String() + "\t" + hostname + "\n"
+	for _, name := range names {
+		if name != "" {
+			hosts += netns.Address4.String() + "\t" + name + "\n" + netns.Address6.String() + "\t" + name + "\n"
+		}
 	}
 	return []networkFile{{filepath.Join(dir, "resolv.conf"), "resolv.conf"}, {filepath.Join(dir, "hosts"), "hosts"}}, []string{resolv, hosts}
 }
 
-// withNetwork changes the configuration of a sandbox that gets a network. Plan leaves the path of
-// the namespace to joinNetwork, so that plans can be compared.
+// entersNetwork reports whether a sandbox enters a network namespace that there is, rather than
+// one that libcontainer makes for it.
+func entersNetwork(spec *runtime.Spec) bool { return spec.Network || spec.Join != "" }
+
+// withNetwork changes the configuration of a sandbox that enters a network namespace. Plan leaves
+// the path of the namespace to joinNetwork, so that plans can be compared.
 func withNetwork(c *configs.Config) {
 	c.Networks = nil // there is a loopback interface with addresses
 	c.Mounts = slices.DeleteFunc(c.Mounts, func(m *configs.Mount) bool { return m.Device == "sysfs" })
 }
 
-// joinNetwork names the namespace that libcontainer's child enters.
-func joinNetwork(c *configs.Config, n *launcher.Network) {
-	c.Namespaces.Add(configs.NEWNET, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.NS()))
+// joinNetwork names the namespace that libcontainer's child enters, by a descriptor of ours.
+func joinNetwork(c *configs.Config, ns int) {
+	c.Namespaces.Add(configs.NEWNET, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns))
 }
 
 // takeNetwork takes a namespace for a sandbox, writes its files, and returns its sysfs.
@@ -60,28 +72,94 @@ func (e *Engine) takeNetwork(ctx context.Context, p *planned, dir string) (_ *la
 			n.Close()
 		}
 	}()
-	joinNetwork(p.config, n)
+	joinNetwork(p.config, n.NS())
 	ns, err := n.Namespace()
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() { _ = ns.Close() }() // copies
-	if err := e.writeNetworkFiles(dir, p.spec.Hostname); err != nil {
+	sysfs, err = e.furnishNetwork(p.spec, dir, ns.NS, p.spec.Hostname)
+	return n, sysfs, err
+}
+
+// shareNetwork opens the namespace of the sandbox that a spec joins, for libcontainer's child,
+// writes the files of the one that joins, and returns its sysfs. It does not wait for a start that
+// is under way: two sandboxes that join each other would wait forever.
+func (e *Engine) shareNetwork(p *planned, dir string) (ns, sysfs *os.File, err error) {
+	id := p.spec.Join
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("share the network of sandbox %s: %w", id, err)
+		}
+	}()
+	e.mu.Lock()
+	owner := e.sandboxes[id]
+	var hostname string
+	var networked bool
+	runs := owner != nil && owner.pidfd != nil && !owner.hasEnded()
+	if runs {
+		hostname, networked = owner.spec.Hostname, owner.spec.Network
+	}
+	e.mu.Unlock()
+	switch {
+	case !runs:
+		return nil, nil, fmt.Errorf("it does not run: %w", runtime.ErrNoOwner)
+	case networked != p.spec.Network:
+		return nil, nil, fmt.Errorf("it has a network: %t, not %t", networked, p.spec.Network)
+	}
+	if ns, err = namespaceOf(owner.pidfd); err != nil {
 		return nil, nil, err
 	}
-	if len(p.spec.Trust) > 0 {
-		if err := e.writeTrust(dir, p.spec.Trust); err != nil {
-			return nil, nil, err
+	joinNetwork(p.config, int(ns.Fd()))
+	if sysfs, err = e.furnishNetwork(p.spec, dir, ns, p.spec.Hostname, hostname); err != nil {
+		return nil, nil, errors.Join(err, ns.Close())
+	}
+	return ns, sysfs, nil
+}
+
+// namespaceOf returns the network namespace of a process.
+func namespaceOf(pidfd *os.File) (ns *os.File, err error) {
+	conn, err := pidfd.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	err = osthread.Run(func() error {
+		var enter error
+		if err := conn.Control(func(fd uintptr) { enter = unix.Setns(int(fd), unix.CLONE_NEWNET) }); err != nil {
+			return fmt.Errorf("it is deleted: %w", runtime.ErrNoOwner)
+		}
+		if errors.Is(enter, unix.ESRCH) {
+			return fmt.Errorf("it has ended: %w", runtime.ErrNoOwner)
+		}
+		if enter != nil {
+			return fmt.Errorf("enter its network namespace: %w", enter)
+		}
+		ns, err = os.Open("/proc/thread-self/ns/net")
+		return err
+	})
+	return ns, err
+}
+
+// furnishNetwork writes the files that a sandbox in a network namespace has, and returns its sysfs.
+// Without a way out there are no files.
+func (e *Engine) furnishNetwork(spec *runtime.Spec, dir string, ns *os.File, names ...string) (*os.File, error) {
+	if spec.Network {
+		if err := e.writeNetworkFiles(dir, names...); err != nil {
+			return nil, err
 		}
 	}
-	sysfs, err = netns.Sysfs(ns.NS)
-	return n, sysfs, err
+	if len(spec.Trust) > 0 {
+		if err := e.writeTrust(dir, spec.Trust); err != nil {
+			return nil, err
+		}
+	}
+	return netns.Sysfs(ns)
 }
 
 // writeNetworkFiles writes the files of a sandbox with a network. Of one that runs they are written
 // in place: they are mounted there.
-func (e *Engine) writeNetworkFiles(dir, hostname string) error {
-	files, contents := networkFiles(dir, hostname)
+func (e *Engine) writeNetworkFiles(dir string, names ...string) error {
+	files, contents := networkFiles(dir, names...)
 	root := e.host.IDs[0].Outside
 	for i, f := range files {
 		if err := os.WriteFile(f.File, []byte(contents[i]), 0o644); err != nil { //nolint:gosec // G306: every user of the sandbox reads it
@@ -94,7 +172,8 @@ func (e *Engine) writeNetworkFiles(dir, hostname string) error {
 	return nil
 }
 
-// attachNetwork attaches the sysfs and the files of a sandbox with a network, in Init.
+// attachNetwork attaches the sysfs and the files of a sandbox that enters a network namespace, in
+// Init.
 func attachNetwork(plan *rootPlan) error {
 	root, err := unix.Open(launcher.RootfsDir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -111,6 +190,9 @@ func attachNetwork(plan *rootPlan) error {
 	}
 	if err := plug(plan.Sysfs); err != nil {
 		return err
+	}
+	if len(plan.Files) == 0 { // its owner has no way out
+		return nil
 	}
 	etc, err := rootDir(root, "etc")
 	if err != nil {

@@ -122,6 +122,9 @@ func (e *Engine) start(ctx context.Context, spec *runtime.Spec, control *os.File
 	if err := check(was); err != nil {
 		return nil, err
 	}
+	if owner := e.boxes[spec.Join]; spec.Join != "" && (owner == nil || !owner.running()) {
+		return nil, fmt.Errorf("start sandbox %s: share the network of sandbox %s: %w", spec.ID, spec.Join, runtime.ErrNoOwner)
+	}
 	mine, err := dup(control)
 	if err != nil {
 		return nil, err

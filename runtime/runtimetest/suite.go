@@ -49,6 +49,7 @@ func RunEngineSuite(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		"UpdatesAndDeleteAtOnce":                 testUpdateConcurrent,
 		"EndedSandboxIsStartedAgain":             testStart,
 		"StartOfWhatCannotBeStarted":             testStartRefused,
+		"NetworkIsSharedWhileItsOwnerRuns":       testJoin,
 		"StartsAndDeleteAtOnce":                  testStartConcurrent,
 		"StopLeavesTheRestToDelete":              testStop,
 		"PausedIsListedAsPaused":                 testPause,
@@ -604,6 +605,39 @@ func testStartRefused(t *testing.T, s *suite) {
 	}
 	if _, err := s.startAgain(t, "runs1"); err != nil {
 		t.Errorf("start after one that failed: %v", err)
+	}
+}
+
+func testJoin(t *testing.T, s *suite) {
+	t.Helper()
+	join := func(id, owner string) (*runtime.Started, error) {
+		spec, control := s.NewSpec(t, id), s.control(t, id)
+		defer control.Close()
+		spec.Join = owner
+		return s.Engine.Create(t.Context(), spec, control)
+	}
+	for id, owner := range map[string]string{"join0": "nobody", "join1": "join1"} {
+		if _, err := join(id, owner); !errors.Is(err, runtime.ErrNoOwner) {
+			t.Errorf("of %s: %v, want ErrNoOwner", owner, err)
+		}
+	}
+	owner := s.create(t, "join2")
+	st, err := join("join3", "join2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = st.Pidfd.Close() })
+	if err := s.Engine.Kill(t.Context(), "join2"); err != nil {
+		t.Fatal(err)
+	}
+	if !hasEnded(t, owner.Pidfd, patience) || hasEnded(t, st.Pidfd, 0) {
+		t.Error("the owner of a network has not ended, or not alone")
+	}
+	if _, err := join("join4", "join2"); !errors.Is(err, runtime.ErrNoOwner) {
+		t.Errorf("of one that has ended: %v, want ErrNoOwner", err)
+	}
+	if err := s.Engine.Delete(t.Context(), "join3"); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -3,8 +3,10 @@ package engine
 import (
 	"archive/tar"
 	"context"
+	"crypto/sha1"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -251,6 +253,9 @@ func TestFilesOfANetworkCoverTheImages(t *testing.T) {
 	}
 }
 
+// authority is a certificate that nobody verifies.
+var authority = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("AUTHORITY")})
+
 // The authority of an inspected sandbox stands before the image's own, in each of its bundles.
 // Links lead nowhere, and what is no file is not read.
 func TestBundlesOfAnInspectedSandbox(t *testing.T) {
@@ -284,7 +289,7 @@ func TestBundlesOfAnInspectedSandbox(t *testing.T) {
 			}
 			spec := networked(t, f, "trusts"+name)
 			spec.Rootfs.Layers = []string{layerOf(t, client, harness.Tar(t, append(files, tc.files...)...))}
-			spec.Trust = []byte("AUTHORITY\n")
+			spec.Trust = authority
 			sandbox, err := tryBegin(t, f, spec)
 			if tc.refused {
 				if !errors.Is(err, runtime.ErrRootfs) {
@@ -296,8 +301,71 @@ func TestBundlesOfAnInspectedSandbox(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, at := range append(tc.at, debian) {
-				if got, want := read(t, sandbox, at), "AUTHORITY\n\n"+tc.own; got != want {
+				if got, want := read(t, sandbox, at), string(authority)+"\n"+tc.own; got != want {
 					t.Errorf("%s is %q, want %q", at, got, want)
+				}
+			}
+		})
+	}
+}
+
+// Java's stores of an image have the authority of an inspected sandbox, wherever Java is installed.
+// Links lead nowhere, and what is no store is left as it is. Commits have no trace.
+func TestJavaStoresOfAnInspectedSandbox(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	requireNetworks(t, f)
+	client := f.Engine.(*launcher.Client)
+	const debian, temurin = "/etc/ssl/certs/java/cacerts", "/opt/java/openjdk/lib/security/cacerts"
+	store := "\xfe\xed\xfe\xed\x00\x00\x00\x02\x00\x00\x00\x00" + strings.Repeat("x", sha1.Size) // without entries
+	large := store + strings.Repeat("x", 2<<20)
+	for name, tc := range map[string]struct {
+		files []harness.File
+		have  []string          // stores that have it
+		same  map[string]string // files that are as they were
+	}{
+		"debian": {
+			files: []harness.File{
+				{Name: debian[1:], Body: store},
+				{Name: "usr/lib/jvm/java-17/lib/security/cacerts", Type: tar.TypeSymlink, Link: debian},
+				{Name: "usr/lib/jvm/java-8/jre/lib/security/cacerts", Body: store},
+			},
+			have: []string{debian, "/usr/lib/jvm/java-17/lib/security/cacerts", "/usr/lib/jvm/java-8/jre/lib/security/cacerts"},
+		},
+		"temurin":  {files: []harness.File{{Name: temurin[1:], Body: store}}, have: []string{temurin}},
+		"openjdk":  {files: []harness.File{{Name: "usr/local/openjdk-11/lib/security/cacerts", Body: store}}, have: []string{"/usr/local/openjdk-11/lib/security/cacerts"}},
+		"other":    {files: []harness.File{{Name: temurin[1:], Body: "OWN"}}, same: map[string]string{temurin: "OWN"}},
+		"one of 2": {files: []harness.File{{Name: debian[1:], Body: "OWN"}, {Name: temurin[1:], Body: store}}, have: []string{debian, temurin}},
+		"large":    {files: []harness.File{{Name: temurin[1:], Body: large}}, same: map[string]string{temurin: large}},
+		"out":      {files: []harness.File{{Name: debian[1:], Type: tar.TypeSymlink, Link: "../../../../../../init"}}},
+		"pipe":     {files: []harness.File{{Name: debian[1:], Type: tar.TypeFifo, Mode: 0o644}}},
+		"dir":      {files: []harness.File{{Name: debian[1:] + "/", Type: tar.TypeDir, Mode: 0o755}, {Name: "opt", Type: tar.TypeSymlink, Link: "opt"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			files := []harness.File{{Name: runtime.TrustFile[1:]}}
+			for _, d := range []string{"tmp/", "dev/", "proc/", "sys/"} {
+				files = append(files, harness.File{Name: d, Type: tar.TypeDir, Mode: 0o755})
+			}
+			spec := networked(t, f, "java"+strings.ReplaceAll(name, " ", ""))
+			spec.Rootfs.Layers = []string{layerOf(t, client, harness.Tar(t, append(files, tc.files...)...))}
+			spec.Trust = authority
+			sandbox, err := tryBegin(t, f, spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, at := range tc.have {
+				if got := read(t, sandbox, at); !strings.Contains(got, "AUTHORITY") || len(got) < len(store) || got[:11] != store[:11] || got[11] != 1 {
+					t.Errorf("%s is %q", at, got)
+				}
+			}
+			for at, want := range tc.same {
+				if got := read(t, sandbox, at); got != want {
+					t.Errorf("%s has %d bytes, want the image's %d", at, len(got), len(want))
+				}
+			}
+			for _, c := range changesOf(t, client, spec) {
+				if strings.Contains(c, "cacerts") || strings.Contains(c, "ca-certificates") {
+					t.Errorf("a change of the sandbox is %q", c)
 				}
 			}
 		})
@@ -441,8 +509,16 @@ func TestSandboxHasNoPowerOverItsNetwork(t *testing.T) {
 	without(&with.Profile, off)
 	without(&control.Profile, off)
 	sandbox, free := begin(t, f, with), begin(t, f, control)
-	put(t, sandbox, program)
-	put(t, free, program)
+	// One that shares the network of either has no power, also over that which its owner can change.
+	var guests []*host.Client
+	for id, owner := range map[string]*runtime.Spec{"guestofpower": with, "guestofcontrol": control} {
+		spec := sharing(t, f, id, owner)
+		without(&spec.Profile, off)
+		guests = append(guests, begin(t, f, spec))
+	}
+	for _, client := range append(guests, sandbox, free) {
+		put(t, client, program)
+	}
 	for _, tc := range []struct{ do, want, control string }{
 		{"raw-socket", "EPERM", "done"},
 		{"packet", "EPERM", "done"},
@@ -453,13 +529,199 @@ func TestSandboxHasNoPowerOverItsNetwork(t *testing.T) {
 		{"new-mtu", "EPERM", "done"},
 		{"link-down", "EPERM", "done"},
 	} {
-		if got, _ := says(t, sandbox, tc.do); got != tc.want {
-			t.Errorf("%s: %s, want %s", tc.do, got, tc.want)
+		for _, client := range append(guests, sandbox) {
+			if got, _ := says(t, client, tc.do); got != tc.want {
+				t.Errorf("%s: %s, want %s", tc.do, got, tc.want)
+			}
 		}
 		if got, _ := says(t, free, tc.do); got != tc.control {
 			t.Errorf("control: %s: %s, want %s", tc.do, got, tc.control)
 		}
 	}
+}
+
+// sharing is the spec of a sandbox that shares the network of another one.
+func sharing(t *testing.T, f runtimetest.Fixture, id string, owner *runtime.Spec) *runtime.Spec {
+	t.Helper()
+	spec := f.NewSpec(t, id)
+	spec.Join, spec.Network = owner.ID, owner.Network
+	return spec
+}
+
+// Sandboxes that share a network are in one namespace, and nothing else is shared. The launcher
+// holds no descriptor for the one that joins, also where its start fails.
+func TestSharedNetworkIsOneNamespace(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	n := requireNetworks(t, f)
+	d, err := f.Engine.(*launcher.Client).Describe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := harness.Helper(t, "neighbour")
+	for _, owner := range []*runtime.Spec{networked(t, f, "connected"), f.NewSpec(t, "alone")} {
+		t.Run(owner.ID, func(t *testing.T) {
+			first := begin(t, f, owner)
+			held := descriptorsOf(t, d.PID, owner.Network)
+			spec := sharing(t, f, owner.ID+"guest", owner)
+			st, client := beginOnly(t, f, spec)
+			put(t, first, program)
+			put(t, client, program)
+			if a, _ := says(t, first, "namespaces", "net"); a == "" || a != said(t, client, "namespaces", "net") {
+				t.Errorf("they are in %s and %s", a, said(t, client, "namespaces", "net"))
+			}
+			const others = "user mnt pid ipc cgroup" // of UTS each program has another one
+			theirs := strings.Fields(said(t, first, "namespaces", others))
+			for _, ns := range strings.Fields(said(t, client, "namespaces", others)) {
+				if slices.Contains(theirs, ns) {
+					t.Errorf("they share %s", ns)
+				}
+			}
+			if got := said(t, client, "interfaces"); got != "lo" {
+				t.Errorf("sysfs shows the interfaces %q", got)
+			}
+			if got := said(t, client, "sys-read-only"); got != "true" {
+				t.Errorf("sysfs is read-only: %s", got)
+			}
+			want := "ENETUNREACH"
+			if owner.Network {
+				gateway(t, n, owner.ID)
+				want = "this is 93.184.216.34:80"
+				if got, want := read(t, client, "/etc/hosts"), "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"+
+					"192.0.2.1\tconnectedguest\n2001:db8::1\tconnectedguest\n192.0.2.1\tconnected\n2001:db8::1\tconnected\n"; got != want {
+					t.Errorf("/etc/hosts is %q, want %q", got, want)
+				}
+				if got, want := read(t, client, "/etc/resolv.conf"), read(t, first, "/etc/resolv.conf"); got != want {
+					t.Errorf("/etc/resolv.conf is %q, want %q", got, want)
+				}
+			} else if _, err := client.Open(t.Context(), "/etc/resolv.conf"); err == nil {
+				t.Error("without a way out there is a resolver")
+			}
+			if got := said(t, client, "connect", "93.184.216.34:80"); got != want {
+				t.Errorf("outside it hears %q, want %q", got, want)
+			}
+			if s, err := n.NetworkSockets(t.Context(), spec.ID); !errors.Is(err, runtime.ErrNoNetwork) {
+				t.Errorf("its sockets: %+v, %v", s, err)
+			}
+			if got := namespacesHeld(t, d.PID); got != held.namespaces {
+				t.Errorf("with it the launcher holds %d descriptors of namespaces, before %d", got, held.namespaces)
+			}
+			if err := st.Pidfd.Close(); err != nil {
+				t.Error(err)
+			}
+			end(t, f.Engine, spec.ID)
+
+			// Neither do failures leave any: of an owner with another network, and of a broken image.
+			wrong := sharing(t, f, owner.ID+"wrong", owner)
+			wrong.Network = !owner.Network
+			if _, err := tryBegin(t, f, wrong); err == nil {
+				t.Error("one starts whose owner has another network than it says")
+			}
+			broken := sharing(t, f, owner.ID+"broken", owner)
+			broken.Rootfs.Layers = []string{"sha256:" + strings.Repeat("0", 64)}
+			if _, err := tryBegin(t, f, broken); err == nil {
+				t.Error("one starts without its layer")
+			}
+			harness.Eventually(t, func() error {
+				if now := descriptorsOf(t, d.PID, owner.Network); now != held {
+					return fmt.Errorf("afterwards the launcher holds %+v, before %+v", now, held)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// The namespace lasts as long as the one that joined, which keeps its loopback when its owner ends.
+func TestSharedNetworkOutlivesItsOwner(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	n := requireNetworks(t, f)
+	owner := networked(t, f, "owner")
+	_, _ = beginOnly(t, f, owner)
+	client := begin(t, f, sharing(t, f, "guest", owner))
+	put(t, client, harness.Helper(t, "neighbour"))
+	before := said(t, client, "namespaces", "net")
+	if err := f.Engine.Kill(t.Context(), "owner"); err != nil {
+		t.Fatal(err)
+	}
+	for address, want := range map[string]string{"127.0.0.1:80": "ECONNREFUSED", "93.184.216.34:80": "EHOSTUNREACH"} {
+		if got := said(t, client, "connect", address); got != want {
+			t.Errorf("after its owner's end %s says %q, want %q", address, got, want)
+		}
+	}
+	if got := said(t, client, "namespaces", "net"); got != before {
+		t.Errorf("it is in %s, and was in %s", got, before)
+	}
+	// Started again, the owner has another one, which a later guest gets.
+	if _, _, err := run(t, f.Engine.Start, owner); err != nil {
+		t.Fatal(err)
+	}
+	gateway(t, n, "owner")
+	later := begin(t, f, sharing(t, f, "later", owner))
+	put(t, later, harness.Helper(t, "neighbour"))
+	if got := said(t, later, "connect", "93.184.216.34:80"); got != "this is 93.184.216.34:80" {
+		t.Errorf("the later guest hears %q", got)
+	}
+	if got := said(t, later, "namespaces", "net"); got == before {
+		t.Error("the later guest is in the old namespace")
+	}
+	if got := said(t, client, "connect", "93.184.216.34:80"); got != "EHOSTUNREACH" {
+		t.Errorf("the earlier guest hears %q", got)
+	}
+	end(t, f.Engine, "owner")
+}
+
+// said is the output of a program.
+func said(t *testing.T, client *host.Client, args ...string) string {
+	t.Helper()
+	out, _ := says(t, client, args...)
+	return out
+}
+
+// beginOnly is begin of a sandbox that the test deletes.
+func beginOnly(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*runtime.Started, *host.Client) {
+	t.Helper()
+	socket, control := listen(t)
+	defer control.Close()
+	st, err := f.Engine.Create(t.Context(), spec, control)
+	if err != nil {
+		t.Fatalf("start sandbox %s: %v", spec.ID, err)
+	}
+	t.Cleanup(func() { _ = st.Pidfd.Close() })
+	return st, host.NewClient(socket)
+}
+
+// held counts descriptors of the launcher.
+type held struct{ namespaces, all int }
+
+// descriptorsOf counts when the launcher has made its namespaces ahead, if it makes any.
+func descriptorsOf(t testing.TB, pid int, ahead bool) held {
+	t.Helper()
+	if ahead {
+		filled(t, pid, 1)
+	}
+	entries, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "fd"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return held{namespacesHeld(t, pid), len(entries)}
+}
+
+// namespacesHeld counts a process's descriptors of network namespaces, each of them.
+func namespacesHeld(t testing.TB, pid int) (n int) {
+	t.Helper()
+	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil && strings.HasPrefix(to, "net:[") {
+			n++
+		}
+	}
+	return n
 }
 
 // namespacesOf returns the network namespaces that a process holds open, sorted.

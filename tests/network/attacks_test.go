@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
+	"github.com/sandboxd/sandboxd/internal/testenv/outside"
 	"github.com/sandboxd/sandboxd/tests/network/op"
 )
 
@@ -190,6 +191,24 @@ func addressAttacks() (attacks []attack, hosts map[string]*host) {
 	return attacks, hosts
 }
 
+// ownAttacks are those on the public addresses of the host itself, by an allowed name: servers
+// there may be open to the host only.
+func ownAttacks() (attacks []attack, hosts map[string]*host) {
+	const name, reason = "own.allowed.test", "an address of the host itself"
+	hosts = map[string]*host{name: {addrs: []string{outside.Here4.String(), outside.Here6.String()}}}
+	for _, addr := range []netip.Addr{outside.Here4, outside.Here6} {
+		to := func(port uint16) string { return netip.AddrPortFrom(addr, port).String() }
+		for _, a := range []attack{
+			stream("HTTP to the host's own "+addr.String(), name, to(80), get(name, "/"), 403, reason),
+			stream("TLS to the host's own "+addr.String(), name, to(443), hello(sni(name)), 0, reason),
+		} {
+			a.never = true
+			attacks = append(attacks, a)
+		}
+	}
+	return attacks, hosts
+}
+
 func get(host, path string) []byte {
 	return []byte("GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\n\r\n")
 }
@@ -349,8 +368,9 @@ func webAttacks() []attack {
 		early(http("PROXY protocol 2 on port 8080", "db.test", db, "\r\n\r\n\x00\r\nQUIT\n", 400, "empty line")),
 		http("HTTP/2 without TLS", "web.test", web, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "version"),
 		http("HTTP/0.9", "web.test", web, "GET /\r\n", 0, ""),
-		http("HTTP/2 by upgrade", "web.test", web,
-			"GET / HTTP/1.1\r\nHost: web.test\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n", 403, "upgrade"),
+		after(http("HTTP/2 after an upgrade", "api.test", api,
+			"GET /v1/x HTTP/1.1\r\nHost: api.test\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+			400, "version"), "GET api.test /v1/x"),
 		http("TLS by upgrade", "web.test", web, "GET / HTTP/1.1\r\nHost: web.test\r\nConnection: Upgrade\r\nUpgrade: TLS/1.2\r\n\r\n", 403, "upgrade"),
 		partly(http("chunk extension", "web.test", web, post+"Transfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n0\r\n\r\n", 0, "chunk size")),
 		partly(http("chunk longer than said", "web.test", web, post+"Transfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n", 0, "longer")),

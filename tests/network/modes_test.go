@@ -2,6 +2,7 @@ package network
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,9 +13,12 @@ import (
 	"github.com/sandboxd/sandboxd/tests/network/op"
 )
 
-// Mode full opens every public address, and no special-purpose one.
+// Mode full opens every public address but the host's own, and no special-purpose one.
 func TestFullOpensNoSpecialAddress(t *testing.T) {
 	attacks, hosts := addressAttacks()
+	own, names := ownAttacks()
+	attacks = append(attacks, own...)
+	maps.Copy(hosts, names)
 	// Any name may be resolved, and special addresses are left out of the answers.
 	attacks = append(attacks, callAttacks()...)
 	attacks = append(attacks, datagramAttacks()...)

@@ -26,7 +26,7 @@ import (
 func allAttacks() (attacks []attack, hosts map[string]*host) {
 	hosts = maps.Clone(attackedHosts)
 	for _, f := range []func() ([]attack, map[string]*host){
-		addressAttacks, nameAttacks,
+		addressAttacks, ownAttacks, nameAttacks,
 		func() ([]attack, map[string]*host) { return webAttacks(), nil },
 		func() ([]attack, map[string]*host) { return datagramAttacks(), nil },
 		func() ([]attack, map[string]*host) { return callAttacks(), nil },

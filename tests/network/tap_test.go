@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A tap sees the packets on lo that open something: those of TCP with SYN and without ACK, and all
-// of other protocols. A packet is seen however its receiver answers, so that a refused connection
-// counts too.
+// A tap sees the packets of all devices of the daemon's host that open something: those of TCP with
+// SYN and without ACK, and all of other protocols. A packet is seen however its receiver answers,
+// so that a refused connection counts too.
 type tap struct {
 	file *os.File
 	done chan struct{}
@@ -92,7 +92,7 @@ func openTap() (*tap, error) {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, tapSpace); err != nil {
 		return nil, os.NewSyscallError("setsockopt", err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: 1}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all}); err != nil {
 		return nil, os.NewSyscallError("bind", err)
 	}
 	t := &tap{file: os.NewFile(uintptr(fd), "tap"), done: make(chan struct{}), opened: make(map[opened]int)}
@@ -110,7 +110,7 @@ func (t *tap) close() {
 	<-t.done
 }
 
-// read keeps the destinations. Every packet passes lo twice, out and in; both count.
+// read keeps the destinations. A packet passes lo twice, out and in; both count.
 func (t *tap) read() {
 	defer close(t.done)
 	buf := make([]byte, tapBytes)
@@ -139,6 +139,9 @@ func destination(packet []byte) (o opened, ok bool) {
 	case len(packet) >= 40 && packet[0]>>4 == 6:
 		addr, _ = netip.AddrFromSlice(packet[24:40])
 		o.protocol, rest = int(packet[6]), packet[40:]
+		if addr.IsLinkLocalMulticast() && (o.protocol == unix.IPPROTO_ICMPV6 || o.protocol == unix.IPPROTO_HOPOPTS) {
+			return o, false // the veth looks for neighbours and routers, and tells of its groups
+		}
 	default:
 		return o, false
 	}

@@ -20,13 +20,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/osthread"
+	"github.com/sandboxd/sandboxd/internal/testenv/outside"
 	"github.com/sandboxd/sandboxd/tests/network/op"
 )
 
 // A world is the Internet of the tests.
 type world struct {
-	net, mounts *os.File // namespaces
-	dir         string   // of its files
+	net, mounts *os.File // namespaces of the daemon
+	beyond      *outside.Network
+	dir         string // of its files
+	authority   *authority
 	names       *nameserver
 	tap         *tap
 	closers     []io.Closer
@@ -69,12 +72,8 @@ var ports = []uint16{21, 22, 23, 25, 53, 80, 110, 443, 465, 587, 853, 1080, 1433
 // udpPorts are those with a canary for datagrams.
 var udpPorts = []uint16{53, 69, 123, 161, 443, 514, 1900, 3478, 4500, 5353, 51820}
 
-// Addresses of the namespace itself. All others are local by a route.
-const (
-	worldAddress4 = "93.184.215.1"
-	worldAddress6 = "2606:2800:21f::1"
-	resolverAt    = "127.0.0.53"
-)
+// resolverAt is the address of the nameserver of the daemon's host.
+const resolverAt = "127.0.0.53"
 
 // newWorld makes the namespaces and servers. The caller closes it.
 func newWorld() (_ *world, err error) {
@@ -87,7 +86,11 @@ func newWorld() (_ *world, err error) {
 	if w.dir, err = os.MkdirTemp("", "nettests"); err != nil {
 		return nil, err
 	}
+	if w.authority, err = newAuthority(); err != nil {
+		return nil, err
+	}
 	files := map[string]string{
+		bundleOfTheHost:    string(w.authority.pem),
 		"/etc/resolv.conf": "nameserver " + resolverAt + "\noptions timeout:30 attempts:2\n",
 		"/etc/hosts":       "127.0.0.1 localhost\n::1 localhost\n10.0.0.9 intranet.allowed.test\n127.0.0.1 self.allowed.test\n",
 	}
@@ -117,33 +120,53 @@ func newWorld() (_ *world, err error) {
 		if w.mounts, err = os.Open("/proc/thread-self/ns/mnt"); err != nil {
 			return err
 		}
-		return connectAll()
+		if err := loUp(); err != nil {
+			return err
+		}
+		w.beyond, err = outside.Make()
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make a namespace: %w", err)
 	}
-	if err := w.enter(w.open); err != nil {
-		return nil, fmt.Errorf("open sockets in the namespace: %w", err)
+	if err := errors.Join(w.enter(w.open), w.beyond.Enter(w.serveAll)); err != nil {
+		return nil, fmt.Errorf("open sockets in the namespaces: %w", err)
 	}
 	return w, nil
 }
 
 func (w *world) file(name string) string { return filepath.Join(w.dir, filepath.Base(name)) }
 
-// connectAll makes every address local to the thread's namespace, and gives lo further addresses.
-func connectAll(further ...string) error {
+const loIndex = 1
+
+func loUp() error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	const loIndex = 1
-	lo := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: loIndex}}
-	if err := h.LinkSetUp(lo); err != nil {
+	if err := h.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: loIndex}}); err != nil {
 		return fmt.Errorf("set lo up: %w", err)
 	}
-	for _, f := range []struct{ address, all string }{{worldAddress4 + "/32", "0.0.0.0/0"}, {worldAddress6 + "/128", "::/0"}} {
-		address, all := netip.MustParsePrefix(f.address), netip.MustParsePrefix(f.all)
+	return nil
+}
+
+// connectAll makes every address local to the thread's namespace.
+func connectAll() error {
+	if err := loUp(); err != nil {
+		return err
+	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	lo := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: loIndex}}
+	for _, f := range []struct {
+		address netip.Addr
+		all     string
+	}{{outside.Here4, "0.0.0.0/0"}, {outside.Here6, "::/0"}} {
+		address, all := netip.PrefixFrom(f.address, f.address.BitLen()), netip.MustParsePrefix(f.all)
 		if err := h.AddrAdd(lo, &netlink.Addr{IPNet: ipNet(address), Flags: unix.IFA_F_NODAD}); err != nil {
 			return fmt.Errorf("add address %s: %w", address, err)
 		}
@@ -154,10 +177,9 @@ func connectAll(further ...string) error {
 			return fmt.Errorf("add route %s: %w", all, err)
 		}
 	}
-	for _, a := range further {
-		if err := h.AddrAdd(lo, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(a))}); err != nil {
-			return fmt.Errorf("add address %s: %w", a, err)
-		}
+	const own = "192.0.2.1/32" // the sandbox's address, which an attack removes
+	if err := h.AddrAdd(lo, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(own))}); err != nil {
+		return fmt.Errorf("add address %s: %w", own, err)
 	}
 	return nil
 }
@@ -189,12 +211,26 @@ var beside = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) erro
 	return errors.Join(ctrl, err)
 }}
 
-// open opens the sockets of servers and canaries. It runs in the namespace.
+// open opens the sockets on the daemon's host, with canaries on all ports. It runs there.
 func (w *world) open() error {
 	var err error
 	if w.tap, err = openTap(); err != nil {
 		return fmt.Errorf("tap: %w", err)
 	}
+	if err := w.serveAll(); err != nil {
+		return err
+	}
+	abstract, err := net.Listen("unix", "@"+op.Abstract)
+	if err != nil {
+		return err
+	}
+	w.closers = append(w.closers, abstract)
+	w.names, err = openNameserver(resolverAt + ":53")
+	return err
+}
+
+// serveAll opens the sockets of servers and canaries in the thread's network namespace.
+func (w *world) serveAll() error {
 	for _, port := range ports {
 		l, err := beside.Listen(context.Background(), "tcp", fmt.Sprintf(":%d", port))
 		if err != nil {
@@ -211,13 +247,7 @@ func (w *world) open() error {
 		w.closers = append(w.closers, c)
 		w.serving.Go(func() { w.receive(c.(*net.UDPConn), port) })
 	}
-	abstract, err := net.Listen("unix", "@"+op.Abstract)
-	if err != nil {
-		return err
-	}
-	w.closers = append(w.closers, abstract)
-	w.names, err = openNameserver(resolverAt + ":53")
-	return err
+	return nil
 }
 
 func (w *world) close() {
@@ -235,6 +265,9 @@ func (w *world) close() {
 		if f != nil {
 			_ = f.Close() // it is open for reading
 		}
+	}
+	if w.beyond != nil {
+		_ = w.beyond.Close() // as above
 	}
 	_ = os.RemoveAll(w.dir) // it is in the directory for temporary files
 }
@@ -358,14 +391,14 @@ func runWithin(within func(func() error) error, cmd *exec.Cmd, stdin []byte) ([]
 	return out.Bytes(), nil
 }
 
-// bare calls f on a thread in a network namespace of its own, which has the world's routes and none
-// of its sockets.
+// bare calls f on a thread in a network namespace of its own, in which every address is local and
+// none has a server.
 func (w *world) bare(f func() error) error {
 	return w.enter(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return os.NewSyscallError("unshare", err)
 		}
-		if err := connectAll("192.0.2.1/32"); err != nil { // the sandbox's address, which an attack removes
+		if err := connectAll(); err != nil {
 			return err
 		}
 		return f()

@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/attack"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/internal/testenv/outside"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -119,7 +120,12 @@ func attackFull(t *testing.T) {
 	program := harness.Helper(t, "attacker")
 	d := harness.Start(t, harness.Options{})
 	s := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkFull}})
-	path := plant(t, s, program)
+	attackWhereFull(t, s, plant(t, s, program))
+}
+
+// attackWhereFull runs the attacks in a sandbox that reaches everything public.
+func attackWhereFull(t *testing.T, s *harness.Sandbox, path string) {
+	t.Helper()
 	tried := 0
 	for _, a := range attack.Egress() {
 		isName := slices.ContainsFunc([]string{"egress-dns-", "egress-tls-", "egress-http-"}, func(p string) bool { return strings.HasPrefix(a.Name, p) })
@@ -141,8 +147,42 @@ func attackFull(t *testing.T) {
 	}
 }
 
-// inWorld runs a test on a thread whose network namespace has an answer at every address. Only root
-// can make that one; others run the test where they are.
+// TestSharedNetworkReachesNoMore tries, in sandboxes that share the network of another one, to reach
+// what that one may not reach, and to change the network: in the modes full and none, and where the
+// policy allows nothing.
+func TestSharedNetworkReachesNoMore(t *testing.T) {
+	testenv.RequireUserNS(t)
+	testenv.RequireRoot(t)
+	inWorld(t, attackShared)
+}
+
+func attackShared(t *testing.T) {
+	t.Helper()
+	program := harness.Helper(t, "attacker")
+	d := harness.Start(t, harness.Options{})
+	share := func(owner api.Network) (*harness.Sandbox, string) {
+		o := d.Create(t, api.CreateSandbox{Network: owner})
+		s := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkSandbox, Sandbox: o.ID}})
+		return s, plant(t, s, program)
+	}
+	s, path := share(api.Network{Mode: api.NetworkFull})
+	attackWhereFull(t, s, path)
+	for name, owner := range map[string]api.Network{
+		"nothing": {Mode: api.NetworkEgress, Policy: "version: 1\nrules: []\n"}, "none": {},
+	} {
+		s, path := share(owner)
+		for _, a := range attack.Egress() {
+			got := s.Exec(t, api.ExecRequest{Argv: append([]string{path}, attack.Try(a.Name)...)})
+			if result, err := attack.Decode(got.Stdout); err != nil || result.Worked {
+				t.Errorf("%s: %s: worked: %v, %v: %+v", name, a.Name, result.Worked, err, got)
+			}
+		}
+	}
+}
+
+// inWorld runs a test on a thread whose network namespace has an answer at every address: at those
+// of the host itself, and beyond a veth at all others. Only root can make that one; others run the
+// test where they are.
 func inWorld(t *testing.T, test func(*testing.T)) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -157,10 +197,23 @@ func inWorld(t *testing.T, test func(*testing.T)) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
 	}
-	w, err := attack.Everything()
+	everything := func() error {
+		w, err := attack.Everything()
+		if err == nil {
+			t.Cleanup(func() { _ = w.Close() })
+		}
+		return err
+	}
+	if err := everything(); err != nil {
+		t.Fatal(err)
+	}
+	n, err := outside.Make()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = w.Close() })
+	t.Cleanup(func() { _ = n.Close() })
+	if err := n.Enter(everything); err != nil {
+		t.Fatal(err)
+	}
 	test(t)
 }

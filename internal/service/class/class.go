@@ -41,6 +41,7 @@ var (
 	ErrPort           = errors.New("port cannot be published")
 	ErrNoPort         = errors.New("no server on the port")
 	ErrSecretOfFile   = errors.New("the secret is of the daemon's file")
+	ErrShared         = errors.New("network is another sandbox's")
 )
 
 // Classes of the packages below the service.
@@ -62,6 +63,7 @@ var (
 	ErrNotEnded       = runtime.ErrNotEnded
 	ErrInUse          = runtime.ErrInUse
 	ErrNoNetwork      = runtime.ErrNoNetwork
+	ErrNoOwner        = runtime.ErrNoOwner
 	ErrGateway        = egress.ErrUnavailable
 	ErrTooMany        = runtime.ErrTooMany
 	ErrNoRoom         = runtime.ErrNoRoom

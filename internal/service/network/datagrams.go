@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/netns"
 )
 
 const (
@@ -61,7 +63,7 @@ func (n *Networks) relayDatagrams(ctx context.Context, id string, port uint16, o
 	d := &datagrams{
 		outside: outside, time: n.opts.time, most: maxSources, log: n.opts.Log.With("id", id, "port", port),
 		dial: func(ctx context.Context) (*net.UDPConn, error) {
-			return dial[*net.UDPConn](ctx, n.opts.Engine, id, "udp", port)
+			return dial[*net.UDPConn](ctx, n.opts.Engine, id, "udp", port, netns.Connect)
 		},
 	}
 	d.run(ctx)

@@ -27,15 +27,23 @@ type Inspection struct {
 
 // trusting are the variables that name a bundle of certificates, for programs that do not read
 // [runtime.TrustFile] by themselves: OpenSSL and Go, curl, Python's requests and pip, Node.js and
-// npm, Deno, git, cargo, and the clients of AWS.
+// npm, Deno, git, cargo, the clients of AWS, and gRPC but for Go and Java.
 var trusting = []string{
 	"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS", "npm_config_cafile",
-	"DENO_CERT", "GIT_SSL_CAINFO", "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE",
+	"DENO_CERT", "GIT_SSL_CAINFO", "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
 }
 
 // Inspect returns the inspection of a new sandbox of a tenant; nil if its policy reads nothing
-// within TLS.
+// within TLS. One that shares the network of another sandbox trusts that one's authority, and has
+// no secrets.
 func (n *Networks) Inspect(tenant string, net api.Network) (*Inspection, error) {
+	if net.Mode == api.NetworkSandbox {
+		authority, err := n.authority(net.Sandbox)
+		if err != nil || authority == nil {
+			return nil, err
+		}
+		return &Inspection{authority: authority}, nil
+	}
 	if !Has(net) {
 		return nil, nil
 	}
@@ -124,18 +132,27 @@ func (n *Networks) Inspects(id string) bool {
 	return err == nil
 }
 
-// Restore returns the certificate of the sandbox's inspection, for another start; nil if it has
-// none.
-func (n *Networks) Restore(id string) ([]byte, error) {
+// Restore returns the certificate of the authority that a sandbox trusts, for another start; nil if
+// there is none.
+func (n *Networks) Restore(rec *runtime.Record) ([]byte, error) {
+	id := rec.ID
+	if rec.Network.Mode == api.NetworkSandbox {
+		id = rec.Network.Sandbox
+	}
+	authority, err := n.authority(id)
+	if err != nil || authority == nil {
+		return nil, err
+	}
+	return authority.Certificate(), nil
+}
+
+// authority returns that of a sandbox's inspection, nil for one without.
+func (n *Networks) authority(id string) (*ca.Authority, error) {
 	s, err := n.readInspection(id)
 	if err != nil || s == nil {
 		return nil, err
 	}
-	authority, err := ca.Load(s.Certificate, s.Key)
-	if err != nil {
-		return nil, err
-	}
-	return authority.Certificate(), nil
+	return ca.Load(s.Certificate, s.Key)
 }
 
 // readInspection returns nil for a sandbox without an inspection.

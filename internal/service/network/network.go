@@ -4,6 +4,7 @@
 //	request ── Check ──▶ the network that the record of the sandbox has
 //	create, start, adoption ── Connect ──▶ engine: sockets ──▶ gateway: sockets and document; published ports
 //	gateway ── event ──▶ flows/ID.jsonl, followers, totals
+//	gateway ── ask ──▶ a running sandbox of a common named network: its address, a connection to it
 //	end of the sandbox ──▶ the gateway forgets it, its ports are unbound
 //
 // The gateway is a process of its own, which is started with the first sandbox that has a network.
@@ -37,8 +38,8 @@ type Options struct {
 	PortDir string
 	// Engine has the sandboxes' sockets; nil if it cannot give them a network.
 	Engine runtime.Networker
-	// Start starts the gateway, which reports events to record. Nil: there is none.
-	Start func(ctx context.Context, record func(gateway.Event)) (*egress.Gateway, error)
+	// Start starts a gateway with a configuration that has Events and Peers. Nil: there is none.
+	Start func(ctx context.Context, cfg egress.Config) (*egress.Gateway, error)
 	// Ceiling bounds all policies. Nil means no bound for the daemon's own tenant; others may allow
 	// everything public.
 	Ceiling *policy.Policy
@@ -57,6 +58,7 @@ type Networks struct {
 	doors doors
 
 	starting sync.Mutex // serializes starts of the gateway
+	peers    peers
 
 	closing chan struct{}  // closed when Close begins
 	work    sync.WaitGroup // acceptors of published ports, and ends of lives
@@ -76,6 +78,7 @@ type life struct {
 	changing  sync.Mutex     // serializes what the gateway is told of it
 	accepting sync.WaitGroup // acceptors of its published ports
 	over      bool           // needs Networks.mu
+	member    *member        // nil unless it is in a named network
 }
 
 // Open makes the directory of flows, and clears that of Unix sockets.
@@ -125,8 +128,14 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 	case "":
 		net.Mode = api.NetworkNone
 	case api.NetworkNone, api.NetworkFull, api.NetworkEgress:
+	case api.NetworkSandbox:
+		return net, checkShared(&net)
 	default:
-		return net, class.Invalidf("network mode %q: must be %s, %s or %s", class.Clip(string(net.Mode)), api.NetworkNone, api.NetworkFull, api.NetworkEgress)
+		return net, class.Invalidf("network mode %q: must be %s, %s, %s or %s", class.Clip(string(net.Mode)),
+			api.NetworkNone, api.NetworkFull, api.NetworkEgress, api.NetworkSandbox)
+	}
+	if net.Sandbox != "" {
+		return net, class.Invalidf("network sandbox: mode %q shares no network; ask for %q", net.Mode, api.NetworkSandbox)
 	}
 	if net.Mode != api.NetworkEgress && net.Policy != "" {
 		return net, class.Invalidf("network policy: mode %q has none; ask for %q", net.Mode, api.NetworkEgress)
@@ -134,7 +143,10 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 	if net.Mode != api.NetworkEgress && len(net.Secrets) > 0 {
 		return net, class.Invalidf("network secrets: they are for rules of mode %q that inspect requests", api.NetworkEgress)
 	}
-	if net.Mode == api.NetworkNone {
+	if err := checkJoin(net.Join); err != nil {
+		return net, err
+	}
+	if !Has(net) {
 		if net.Budget != (api.NetworkBudget{}) {
 			return net, class.Invalidf("network budget: a sandbox without a network needs none")
 		}
@@ -158,6 +170,17 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 		return net, err
 	}
 	return net, n.permitted(tenant, p)
+}
+
+// checkShared checks a network that is another sandbox's. The caller looks that one up.
+func checkShared(net *api.Network) error {
+	if net.Sandbox == "" {
+		return class.Invalidf("network sandbox is missing: mode %q shares the network of one", net.Mode)
+	}
+	if net.Policy != "" || net.Budget != (api.NetworkBudget{}) || len(net.Secrets)+len(net.Join) > 0 {
+		return class.Invalidf("network: policy, budget, secrets and joined networks are those of sandbox %q, whose network is shared", class.Clip(net.Sandbox))
+	}
+	return nil
 }
 
 // permitted reports whether a tenant may have a policy.
@@ -196,12 +219,16 @@ var publicDocument = sync.OnceValue(func() []byte {
 	return d
 })
 
-// document returns the policy document of a network that is not none.
+// document returns the policy document of a network.
 func document(net api.Network) []byte {
-	if net.Mode == api.NetworkFull {
+	switch net.Mode {
+	case api.NetworkFull:
 		return publicDocument()
+	case api.NetworkEgress:
+		return []byte(net.Policy)
+	case api.NetworkNone: // in named networks only
 	}
-	return []byte(net.Policy)
+	return []byte("version: 1\nrules: []\n")
 }
 
 func budget(b api.NetworkBudget) gateway.Budget {
@@ -211,8 +238,10 @@ func budget(b api.NetworkBudget) gateway.Budget {
 	}
 }
 
-// Has reports whether a network is more than a loopback interface.
-func Has(net api.Network) bool { return net.Mode != "" && net.Mode != api.NetworkNone }
+// Has reports whether a sandbox has a network of its own that is more than a loopback interface.
+func Has(net api.Network) bool {
+	return net.Mode != api.NetworkSandbox && (net.Mode != "" && net.Mode != api.NetworkNone || len(net.Join) > 0)
+}
 
 // Connect has the gateway serve a sandbox that runs, if it has a network, and forwards its
 // published ports: those given, which it takes over, or newly bound ones of the record if ports is
@@ -234,6 +263,7 @@ func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Pub
 	l.changing.Lock()
 	n.lives[id] = l
 	n.mu.Unlock()
+	l.member = n.peers.enter(rec) // before the gateway asks for it
 	n.logOf(id).begin()
 	ports, err := n.open(ctx, rec, before, ports)
 	l.changing.Unlock()
@@ -246,6 +276,7 @@ func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Pub
 	// this life is over.
 	lease.AfterGone(func() {
 		stop()
+		n.peers.leave(l.member)
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		l.over = true
@@ -290,7 +321,7 @@ func (n *Networks) add(ctx context.Context, rec *runtime.Record) error {
 		return errors.Join(err, sockets.Close())
 	}
 	err = g.Add(ctx, egress.Network{
-		Authority: authority, Secrets: placed, ID: rec.ID, Policy: document(rec.Network), Budget: budget(rec.Network.Budget),
+		Authority: authority, Secrets: placed, ID: rec.ID, Policy: document(rec.Network), Budget: budget(rec.Network.Budget), Networks: rec.Network.Join,
 		Sockets: egress.Sockets{Stream: sockets.Stream, DNS: sockets.DNS, DNSTCP: sockets.DNSTCP},
 	})
 	return errors.Join(err, sockets.Close())
@@ -309,7 +340,7 @@ func (n *Networks) started(ctx context.Context) (*egress.Gateway, error) {
 	if n.opts.Start == nil {
 		return nil, fmt.Errorf("%w: this daemon has no gateway", runtime.ErrUnenforceable)
 	}
-	g, err := n.opts.Start(context.WithoutCancel(ctx), n.record)
+	g, err := n.opts.Start(context.WithoutCancel(ctx), egress.Config{Events: n.record, Peers: egress.Peers{Find: n.peers.find, Dial: n.dialPeer}})
 	if err != nil {
 		return nil, fmt.Errorf("start the gateway: %w", err)
 	}
@@ -332,6 +363,7 @@ func (n *Networks) CheckGateway() api.Check {
 
 // end has the gateway forget a life that is over.
 func (n *Networks) end(ctx context.Context, id string, l *life) {
+	n.peers.leave(l.member)
 	l.accepting.Wait()
 	l.changing.Lock()
 	defer l.changing.Unlock()

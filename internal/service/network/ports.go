@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -126,6 +127,9 @@ func (n *Networks) bind(ctx context.Context, m *api.PortMapping) (bound, error) 
 
 // CheckPorts returns the ports that a request of a tenant asks for, with defaults filled in.
 func (n *Networks) CheckPorts(tenant string, net api.Network, ports []api.PortMapping) ([]api.PortMapping, error) {
+	if len(ports) > 0 && net.Mode == api.NetworkSandbox {
+		return nil, class.Invalidf("ports: those of a shared network are published by its owner, sandbox %q", class.Clip(net.Sandbox))
+	}
 	if len(ports) > 0 && !Has(net) {
 		return nil, class.Invalidf("ports: a sandbox without a network has none to publish; ask for network mode %q or %q", api.NetworkEgress, api.NetworkFull)
 	}
@@ -261,11 +265,13 @@ func (n *Networks) accept(ctx context.Context, id string, port uint16, l net.Lis
 
 // Dial connects to a port of a sandbox's loopback.
 func (n *Networks) Dial(ctx context.Context, id string, port uint16) (*net.TCPConn, error) {
-	return dial[*net.TCPConn](ctx, n.opts.Engine, id, "tcp", port)
+	return dial[*net.TCPConn](ctx, n.opts.Engine, id, "tcp", port, netns.Connect)
 }
 
-// dial connects to a port of a sandbox's loopback. C is the type of connections of the network.
-func dial[C net.Conn](ctx context.Context, engine runtime.Networker, id, network string, port uint16) (c C, err error) {
+// dial connects to a port of a sandbox. C is the type of connections of the network.
+func dial[C net.Conn](
+	ctx context.Context, engine runtime.Networker, id, network string, port uint16, connect func(context.Context, *os.File, uint16) (net.Conn, error),
+) (c C, err error) {
 	if engine == nil {
 		return c, fmt.Errorf("%w: the engine has no networks", runtime.ErrUnenforceable)
 	}
@@ -275,7 +281,7 @@ func dial[C net.Conn](ctx context.Context, engine runtime.Networker, id, network
 	if err != nil {
 		return c, err
 	}
-	conn, err := netns.Connect(ctx, socket, port)
+	conn, err := connect(ctx, socket, port)
 	if err = errors.Join(err, socket.Close()); err != nil {
 		return c, fmt.Errorf("connect to port %d of the sandbox: %w", port, err)
 	}

@@ -40,6 +40,10 @@ type Request struct {
 	Rewrites string
 }
 
+// H2C is the upgrade to HTTP/2 without TLS. Java and curl ask for it with the first request of a
+// connection, with a body too, and take HTTP/1.1.
+const H2C = "h2c"
+
 // Host is a server as a request names it: by a name or by an address.
 type Host struct {
 	Name policy.Name
@@ -122,6 +126,42 @@ func (q *Request) SetField(name, value string) {
 		}
 	}
 	q.Raw = append(append(raw, name+": "+value+"\r\n"...), "\r\n"...)
+}
+
+// DropUpgrade removes the upgrade from Fields and from Raw, as a recipient may that wants none (RFC
+// 9110 section 7.8). The request must have come over HTTP/1.
+func (q *Request) DropUpgrade() {
+	q.Upgrade = ""
+	kept := func(f Field) (Field, bool) {
+		switch f.Name {
+		case "upgrade", "http2-settings":
+			return f, false
+		case "connection":
+			options := slices.DeleteFunc(strings.Split(f.Value, ","), func(option string) bool {
+				option = lower(strings.TrimSpace(option))
+				return option == "" || option == "upgrade" || option == "http2-settings"
+			})
+			f.Value = strings.TrimSpace(strings.Join(options, ","))
+			return f, f.Value != ""
+		}
+		return f, true
+	}
+	lines := strings.SplitAfter(strings.TrimSuffix(string(q.Raw), "\r\n"), "\r\n")
+	raw, fields := []byte(lines[0]), q.Fields[:0:0]
+	for i, f := range q.Fields { // a line each, behind the request line
+		g, ok := kept(f)
+		switch {
+		case !ok:
+			continue
+		case g == f:
+			raw = append(raw, lines[i+1]...)
+		default:
+			raw = append(raw, g.Name+": "+g.Value+"\r\n"...)
+		}
+		fields = append(fields, g)
+	}
+	raw = append(raw, "\r\n"...)
+	q.Raw, q.Fields = raw, fields
 }
 
 // readHost reads the Host field and the target.
@@ -215,7 +255,7 @@ func (q *Request) readOptions(h *head) error {
 		return malformed("an empty upgrade")
 	case upgrades != options["upgrade"]:
 		return malformed("upgrade in one of the fields upgrade and connection only")
-	case upgrades && (q.Body.Chunked || q.Body.Length != 0):
+	case upgrades && lower(upgrade) != H2C && (q.Body.Chunked || q.Body.Length != 0):
 		return malformed("an upgrade and a body")
 	}
 	q.Upgrade = lower(upgrade)
@@ -246,6 +286,8 @@ type Response struct {
 	// Status is a number from 100 to 599.
 	Status int
 	Body   Body
+	// Close reports that the server announces the end of the connection after this response.
+	Close bool
 }
 
 // ReadResponse reads the head of a response to a request of a method. It returns io.EOF if the
@@ -265,7 +307,7 @@ func ReadResponse(r *bufio.Reader, method string) (*Response, error) {
 	if err != nil || len(code) != 3 || status < 100 || status > 599 {
 		return nil, malformed("the status %q", code)
 	}
-	p := &Response{Raw: h.raw, Status: status}
+	p := &Response{Raw: h.raw, Status: status, Close: h.announcesClose()}
 	if p.Body, err = h.body(-1); err != nil {
 		return nil, err
 	}

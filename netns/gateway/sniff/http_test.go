@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -45,6 +46,29 @@ func TestReadRequest(t *testing.T) {
 		}
 		if got.Method != want.Method || got.Body != want.Body || got.Upgrade != want.Upgrade || got.Continue != want.Continue || got.Rewrites != want.Rewrites {
 			t.Errorf("%.60q: %+v", in, got)
+		}
+	}
+}
+
+// What is left of a request without its upgrade is the same request.
+func TestDropUpgrade(t *testing.T) {
+	const settings = "HTTP2-Settings: AAMAAABk\r\n"
+	for in, want := range map[string]string{
+		"Connection: Upgrade, HTTP2-Settings\r\nContent-Length: 5\r\n" + hostLine + settings + "Upgrade: h2c\r\nUser-Agent: Java-http-client/21\r\n":// Java's
+		"Content-Length: 5\r\n" + hostLine + "User-Agent: Java-http-client/21\r\n",
+		hostLine + "Connection: keep-alive,upgrade , HTTP2-Settings,, x\r\nupgrade: H2C\r\nX: y\r\n" + settings: hostLine + "connection: keep-alive, x\r\nX: y\r\n",
+		hostLine + "Connection: upgrade\r\nConnection: HTTP2-Settings\r\nConnection: close\r\nUpgrade: h2c\r\n": hostLine + "Connection: close\r\n",
+		hostLine + "Connection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n":                      hostLine + "Transfer-Encoding: chunked\r\n",
+	} {
+		q, err := request("POST / HTTP/1.1\r\n" + in + "\r\nnext")
+		if err != nil || q.Upgrade != H2C {
+			t.Errorf("%q: %+v, %v", in, q, err)
+			continue
+		}
+		q.DropUpgrade()
+		again, err := request(string(q.Raw))
+		if err != nil || string(q.Raw) != "POST / HTTP/1.1\r\n"+want+"\r\n" || !slices.Equal(again.Fields, q.Fields) || again.Upgrade != "" || q.Upgrade != "" || again.Body != q.Body {
+			t.Errorf("%q: %+v, read as %+v, %v", q.Raw, q, again, err)
 		}
 	}
 }
@@ -217,9 +241,14 @@ func TestReadResponse(t *testing.T) {
 		{"HTTP/1.1 304 Not Modified\r\nContent-Length: 500\r\n\r\n", "GET", 304, Body{}},
 		{"HTTP/1.1 100 Continue\r\n\r\n", "POST", 100, Body{}},
 		{"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", "GET", 101, Body{}},
+		{"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: x\r\nconnection: y, Close\r\n\r\n", "GET", 200, Body{Length: 5}},
+		{"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: closed\r\nX: y, close, z\r\n\r\n", "GET", 200, Body{Length: 5}},
 		{"HTTP/1.1 599  odd \xe4\r\nContent-Length: 0\r\n\r\n", "GET", 599, Body{}},
 	} {
 		p, err := ReadResponse(bufio.NewReader(strings.NewReader(tc.in+"body")), tc.method)
+		if err == nil && p.Close != strings.Contains(tc.in, "lose\r\n") {
+			t.Errorf("%q: close is %v", tc.in, p.Close)
+		}
 		if err != nil || p.Status != tc.status || p.Body != tc.body || string(p.Raw) != tc.in {
 			t.Errorf("%q to %s: %+v, %v", tc.in, tc.method, p, err)
 		}
@@ -312,6 +341,7 @@ func FuzzRequest(f *testing.F) {
 	f.Add([]byte("POST http://a.test:81/b?c HTTP/1.1\r\nHost: a.test:81\r\nContent-Length: 3\r\n\r\nabcGET"))
 	f.Add([]byte("POST /a%2fb HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nX: y\r\n\r\nGET"))
 	f.Add([]byte("GET / HTTP/1.1\r\nHost: [2606:4700::1111]\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"))
+	f.Add([]byte("GET / HTTP/1.1\r\nHost: a.test\r\nConnection: Upgrade, HTTP2-Settings, x\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"))
 	f.Add([]byte("CONNECT a.test:443 HTTP/1.1\r\nHost: a.test:443\r\n\r\n"))
 	for _, in := range refusedHeads {
 		if len(in) < 1000 {
@@ -365,6 +395,14 @@ func FuzzRequest(f *testing.F) {
 		}
 		if again, err := ReadRequest(bufio.NewReader(bytes.NewReader(ours.Raw))); err != nil || !bytes.Equal(again.Raw, ours.Raw) {
 			t.Errorf("%q is not read the same way twice: %v", ours.Raw, err)
+		}
+		if ours.Upgrade != H2C {
+			return
+		}
+		ours.DropUpgrade()
+		again, err := ReadRequest(bufio.NewReader(bytes.NewReader(ours.Raw)))
+		if err != nil || again.Upgrade != "" || again.Host != ours.Host || again.Body != ours.Body || again.Target != ours.Target || !slices.Equal(again.Fields, ours.Fields) {
+			t.Errorf("without the upgrade it is %q: %+v, %v", ours.Raw, again, err)
 		}
 	})
 }

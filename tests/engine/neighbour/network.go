@@ -51,6 +51,18 @@ var network = map[string]func(argument string) string{
 		}
 		return fmt.Sprint(fs.Flags&unix.ST_RDONLY != 0)
 	},
+	// The namespaces of the program, in the order that argument has.
+	"namespaces": func(names string) string {
+		var all []string
+		for _, name := range strings.Fields(names) {
+			to, err := os.Readlink("/proc/self/ns/" + name)
+			if err != nil {
+				return named(err)
+			}
+			all = append(all, to)
+		}
+		return strings.Join(all, " ")
+	},
 	// Changes of the namespace, for a program with every capability in its own user namespace.
 	"link-down":  func(string) string { return named(changeLo(unix.SIOCSIFFLAGS)) },
 	"new-mtu":    func(string) string { return named(changeLo(unix.SIOCSIFMTU)) },

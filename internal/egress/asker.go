@@ -1,0 +1,171 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+
+	"github.com/sandboxd/sandboxd/netns/gateway"
+	"github.com/sandboxd/sandboxd/netns/policy"
+)
+
+// maxAsks bounds the names, and also the connections, that one network asks for at a time. Further
+// ones wait for the replies.
+const maxAsks = 32
+
+// An asker sends asks of the gateway's networks to the daemon and hands the replies to those that
+// wait.
+type asker struct {
+	send func(*ask) error
+
+	mu     sync.Mutex // guards those below
+	number uint64     // of the last ask
+	open   map[uint64]*openAsk
+}
+
+// openAsk is an ask that has no reply yet.
+type openAsk struct {
+	reply chan received
+	done  func() // called with the reply, also if no caller waits for it
+	left  bool   // no caller waits for it
+}
+
+// received is a reply and its file, which is nil if there is none.
+type received struct {
+	reply
+	file *os.File
+}
+
+func newAsker(send func(*ask) error) *asker {
+	return &asker{send: send, open: make(map[uint64]*openAsk)}
+}
+
+// ask waits for the reply to an ask. It calls done when the reply is there, whether ctx has ended
+// before or not: the daemon has the ask until then.
+func (a *asker) ask(ctx context.Context, q ask, done func()) (received, error) {
+	w := &openAsk{reply: make(chan received, 1), done: done}
+	a.mu.Lock()
+	a.number++
+	q.Number = a.number
+	a.open[q.Number] = w
+	a.mu.Unlock()
+	if err := a.send(&q); err != nil { // the daemon is gone, and this process ends
+		return received{}, err
+	}
+	select {
+	case r := <-w.reply:
+		return r, nil
+	case <-ctx.Done():
+	}
+	a.mu.Lock()
+	w.left = true
+	a.mu.Unlock()
+	select {
+	case r := <-w.reply: // meanwhile
+		return r, nil
+	default:
+		return received{}, context.Cause(ctx)
+	}
+}
+
+// deliver hands a reply to the ask that waits for it. It closes the file if none does.
+func (a *asker) deliver(r received) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w := a.open[r.Number]
+	delete(a.open, r.Number)
+	if w == nil || w.left {
+		if r.file != nil {
+			_ = r.file.Close()
+		}
+	} else {
+		w.reply <- r
+	}
+	if w == nil {
+		return fmt.Errorf("receive a reply: ask %d has none, or had one", r.Number)
+	}
+	w.done()
+	return nil
+}
+
+// replied handles a reply of the daemon and its files.
+func (p *process) replied(r *request, files []*os.File) error {
+	got := received{reply: *r.Reply}
+	if err := r.check(len(files)); err != nil {
+		for _, f := range files {
+			_ = f.Close()
+		}
+		return fmt.Errorf("receive a reply: %w", err)
+	}
+	if len(files) > 0 {
+		got.file = files[0]
+	}
+	return p.asker.deliver(got)
+}
+
+// peers returns what a network asks about the sandboxes in its named networks; nil if it is in
+// none.
+func (a *asker) peers(id string, networks []string) *gateway.Peers {
+	if len(networks) == 0 {
+		return nil
+	}
+	names, connections := make(chan struct{}, maxAsks), make(chan struct{}, maxAsks)
+	asks := func(ctx context.Context, slots chan struct{}, q ask) (received, gateway.Peer, error) {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return received{}, gateway.Peer{}, context.Cause(ctx)
+		}
+		q.Network = id
+		r, err := a.ask(ctx, q, func() { <-slots })
+		switch {
+		case err != nil:
+			return r, gateway.Peer{}, fmt.Errorf("ask the daemon: %w", err)
+		case r.Peer == nil && r.Error == "":
+			return r, gateway.Peer{}, gateway.ErrNoPeer
+		case r.Peer == nil:
+			return r, gateway.Peer{}, errors.New(r.Error)
+		case r.Error != "":
+			return r, gateway.Peer(*r.Peer), errors.New(r.Error)
+		}
+		return r, gateway.Peer(*r.Peer), nil
+	}
+	return &gateway.Peers{
+		Networks: networks,
+		Find: func(ctx context.Context, name policy.Name) (gateway.Peer, error) {
+			r, peer, err := asks(ctx, names, ask{Name: name.String()})
+			if r.file != nil { // which no daemon of ours sends
+				_ = r.file.Close()
+			}
+			return peer, err
+		},
+		Dial: func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, gateway.Peer, error) {
+			r, peer, err := asks(ctx, connections, ask{Dial: addr})
+			if err != nil {
+				return nil, peer, err
+			}
+			c, err := connection(r.file)
+			return c, peer, err
+		},
+	}
+}
+
+// connection returns the connection of a file, and closes the file.
+func connection(f *os.File) (*net.TCPConn, error) {
+	if f == nil {
+		return nil, errors.New("the daemon has sent no connection")
+	}
+	c, err := net.FileConn(f)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("open the connection: %w", err)
+	}
+	t, ok := c.(*net.TCPConn)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("open the connection: it is a %T", c), c.Close())
+	}
+	return t, nil
+}

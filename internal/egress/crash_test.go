@@ -1,0 +1,254 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/netns/gateway"
+)
+
+func init() { roles["faulty"] = faulty }
+
+// faulty is a gateway that crashes when a certain name is looked up, in a goroutine that was started
+// for that, as a library's may be.
+func faulty([]string) error {
+	askHost = func(_ context.Context, _, host string) ([]netip.Addr, error) {
+		if host == "crash.example.com." {
+			go panic("as planned\ngoroutine 1 [running labels:{\"network\": \"good\"}]:\nmain.main()")
+			select {}
+		}
+		return nil, errors.New("not this one")
+	}
+	Main([]string{Argument})
+	return nil
+}
+
+// lookUp asks for the address of a name and does not wait for the answer.
+func (b *box) lookUp(t *testing.T, name string) {
+	t.Helper()
+	q := dnsmessage.Message{Header: dnsmessage.Header{ID: 1, RecursionDesired: true}, Questions: []dnsmessage.Question{{
+		Name: dnsmessage.MustNewName(name + "."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET,
+	}}}
+	msg, err := q.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("udp", b.dns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write(msg); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A network that crashes the gateway again and again is served no more, and the others are. That it
+// names another one in the value of a panic does not help.
+func TestQuarantine(t *testing.T) {
+	g, s, e := startGateway(t, "faulty")
+	boxes := map[string]*box{"bad": newBox(t), "good": newBox(t)}
+	add := func(id string) {
+		t.Helper()
+		doc := []byte(`{"version": 1, "rules": [{"name": "ours", "allow": ["example.com", "*.example.com"]}]}`)
+		if err := g.Add(t.Context(), Network{ID: id, Policy: doc, Sockets: boxes[id].Sockets}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add("bad")
+	add("good")
+	for i := range maxCrashes {
+		boxes["bad"].lookUp(t, "crash.example.com")
+		told := make(map[string]string)
+		for len(told) < 2 {
+			if v := e.next(t); v.Kind == Restarted {
+				told[v.Network] = v.Reason
+			}
+		}
+		want := "this network has crashed it"
+		if i == maxCrashes-1 {
+			want = "this network has crashed it 3 times: all connections are refused until the sandbox is started again"
+		}
+		if told["bad"] != want || told["good"] != "it has ended" {
+			t.Errorf("crash %d: the records have %q", i+1, told)
+		}
+		if code := boxes["good"].resolve(t, "example.com"); code != dnsmessage.RCodeSuccess {
+			t.Errorf("the other network after crash %d: %v", i+1, code)
+		}
+	}
+	boxes["bad"].lookUp(t, "crash.example.com")
+	boxes["bad"].refused(t)
+	if code := boxes["bad"].resolve(t, "example.com"); code != dnsmessage.RCodeServerFailure {
+		t.Errorf("a network in quarantine: %v", code)
+	}
+	if code := boxes["good"].resolve(t, "example.com"); code != dnsmessage.RCodeSuccess || s.count != 1+maxCrashes {
+		t.Errorf("the other network: %v, after %d starts", code, s.count)
+	}
+	add("good") // which waits until all networks are restored
+	if c := g.Check(); !c.OK || !strings.Contains(c.Found, "refuses all connections of 1 sandboxes") {
+		t.Errorf("%+v", c)
+	}
+	// A change of its policy does not help; a new start does.
+	if err := g.SetPolicy(t.Context(), "bad", []byte(allowsExample)); err != nil {
+		t.Fatal(err)
+	}
+	if code := boxes["bad"].resolve(t, "example.com"); code != dnsmessage.RCodeServerFailure {
+		t.Errorf("a network in quarantine with another policy: %v", code)
+	}
+	if err := g.Remove(t.Context(), "bad"); err != nil {
+		t.Fatal(err)
+	}
+	add("bad")
+	if code := boxes["bad"].resolve(t, "example.com"); code != dnsmessage.RCodeSuccess {
+		t.Errorf("after a new start: %v", code)
+	}
+}
+
+// reportOf returns the end of a pipe that has a report.
+func reportOf(t *testing.T, report string) int {
+	t.Helper()
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Write(p[1], []byte(report)); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Close(p[1]); err != nil {
+		t.Fatal(err)
+	}
+	return p[0]
+}
+
+// Crashes far apart are forgiven, and those of a process that was killed are nobody's.
+func TestBlame(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	g := &Gateway{cfg: Config{Log: slog.New(slog.DiscardHandler)}, networks: map[string]*network{"a": {id: "a"}, "b": {id: "b"}}}
+	crash := func(report string) *conn {
+		c := &conn{report: -1}
+		if report != "" {
+			c.report = reportOf(t, report)
+		}
+		return c
+	}
+	const of = "panic: x\n\ngoroutine 7 [running labels:{\"network\": %q}]:\nmain.f()\n\ngoroutine 8 [running labels:{\"network\": \"b\"}]:\n"
+	for i := range 10 {
+		if id, _ := g.blame(crash(fmt.Sprintf(of, "a")), now); id != "a" {
+			t.Errorf("crash %d is blamed on %q", i, id)
+		}
+		now = now.Add(crashWindow)
+	}
+	for _, report := range []string{"", "panic: x", fmt.Sprintf(of, "c"), "goroutine 1 [running]:\ngoroutine 7 [running labels:{\"network\": \"a\"}]:\n", "goroutine 1 [running labels:{\"network\": \"a", strings.Repeat("x", 1<<16)} {
+		if id, told := g.blame(crash(report), now); id != "" || told != "" {
+			t.Errorf("%q is blamed on %q", report, id)
+		}
+	}
+	if n := g.networks["a"]; n.quarantined || n.crashes != 1 {
+		t.Errorf("%+v", n)
+	}
+	for range maxCrashes - 1 {
+		g.blame(crash(fmt.Sprintf(of, "a")), now)
+	}
+	if n := g.networks["a"]; n.quarantined {
+		t.Errorf("the window is over: %+v", n)
+	}
+	g.blame(crash(fmt.Sprintf(of, "a")), now)
+	if n := g.networks["a"]; !n.quarantined || g.networks["b"].crashes != 0 {
+		t.Errorf("%+v", n)
+	}
+}
+
+func FuzzCrashed(f *testing.F) {
+	f.Add("panic: x\n\ngoroutine 7 [running labels:{\"network\": \"a\"}]:\nmain.f()\n")
+	f.Add("goroutine 7 [running labels:{\"network\": \"\\")
+	f.Fuzz(func(t *testing.T, report string) {
+		if id := crashed(report); id != "" && !strings.Contains(report, "goroutine ") {
+			t.Errorf("%q", id)
+		}
+	})
+}
+
+// What was used of a budget counts in the next process too.
+func TestBudgetOutlivesTheProcess(t *testing.T) {
+	g, s, e := startGateway(t)
+	b := newBox(t)
+	if err := g.Add(t.Context(), Network{ID: "box", Policy: []byte(allowsNothing), Budget: gateway.Budget{Queries: 3}, Sockets: b.Sockets}); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	ask := func() {
+		b.resolve(t, "example.com")
+		v := e.next(t)
+		for v.Kind == Restarted {
+			v = e.next(t)
+		}
+		if v.Spent != nil {
+			t.Errorf("the record has %+v", v.Spent)
+		}
+		got = append(got, v.Reason)
+	}
+	for range 2 {
+		ask()
+		ask()
+		s.kill()
+	}
+	const refused, over = "no rule allows example.com", "the budget of 3 DNS queries is used up"
+	if want := []string{refused, refused, refused, over}; !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+}
+
+// The next process is told the most that was ever told, and some of the hosts.
+func TestSpent(t *testing.T) {
+	var s spent
+	if next := s.next(); next.Known != nil || next.Hosts != 0 {
+		t.Errorf("%+v", next)
+	}
+	for i := range 3 * maxKnown {
+		e := gateway.Event{Kind: gateway.Connection, Allow: true, Name: fmt.Sprintf("h%d.test", i), Spent: &gateway.Spent{BytesOut: int64(100 - i), Hosts: int64(i + 1)}}
+		s.note(&e)
+	}
+	for _, e := range []gateway.Event{
+		{Kind: gateway.Connection, Allow: true, Name: "free.test"}, // has no budget
+		{Kind: gateway.Query, Allow: true, Name: "asked.test", Spent: &gateway.Spent{BytesIn: 5}},
+		{Kind: gateway.Connection, Name: "refused.test", Spent: &gateway.Spent{Connections: 6, Queries: 7, NameBytes: 8}},
+	} {
+		s.note(&e)
+	}
+	next := s.next()
+	if len(next.Known) != maxKnown || slices.ContainsFunc(next.Known, func(k string) bool { return !strings.HasPrefix(k, "h") }) {
+		t.Errorf("%q", next.Known)
+	}
+	if next.Known = nil; next.BytesOut != 100 || next.BytesIn != 5 || next.Connections != 6 || next.Queries != 7 || next.NameBytes != 8 || next.Hosts != 3*maxKnown {
+		t.Errorf("%+v", next)
+	}
+	s = spent{}
+	s.note(&gateway.Event{Kind: gateway.Request, Allow: true, Addr: netip.MustParseAddr("192.0.2.7"), Spent: &gateway.Spent{Hosts: 1}})
+	if next := s.next(); !slices.Equal(next.Known, []string{"192.0.2.7"}) {
+		t.Errorf("%+v", next)
+	}
+}
+
+// The check for doctor tells a bound that is lower than the number of sandboxes.
+func TestCheckTellsTheBound(t *testing.T) {
+	for networks, told := range map[int]bool{enough - 1: true, enough: false} {
+		g, _ := perform(t, func(gateway.Event) {}, func(p *player) {
+			p.say(fmt.Sprintf(`{"hello":{"landlock":1,"networks":%d}}`, networks))
+			_, _ = p.hear() // until the end
+		})
+		if c := g.Check(); !c.OK || strings.Contains(c.Found, "LimitNOFILE") != told {
+			t.Errorf("%d networks: %+v", networks, c)
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/sandboxd/sandboxd/netns/gateway"
+	"github.com/sandboxd/sandboxd/netns/policy"
+)
+
+// Peers is the daemon's knowledge of sandboxes that share named networks. The network that asks is
+// one that the gateway serves, by its ID. Both functions fail with [gateway.ErrNoPeer] unless a
+// peer of that network has the name or address: a gateway that was taken over asks for anything.
+type Peers struct {
+	Find func(network string, name policy.Name) (gateway.Peer, error)
+	// Dial connects within a bounded time. The peer is valid with other errors too.
+	Dial func(ctx context.Context, network string, to netip.AddrPort) (*net.TCPConn, gateway.Peer, error)
+}
+
+// mostAsks bounds the asks of one network that are under way. A network that replaces one with the
+// same ID, whose asks are not answered yet, has its own beside: twice those of names and
+// connections.
+const mostAsks = 4 * maxAsks
+
+// asked replies to an ask of a gateway process. An error is that of a process that was taken over.
+func (g *Gateway) asked(c *conn, a *ask) error {
+	g.mu.Lock()
+	n := g.networks[a.Network]
+	g.mu.Unlock()
+	if n == nil {
+		return fmt.Errorf("it has asked for network %.40q, which it does not serve", a.Network)
+	}
+	if n.asks.Add(1) > mostAsks {
+		return fmt.Errorf("it has asked more than %d times at once for network %s", mostAsks, a.Network)
+	}
+	g.asking.Go(func() {
+		defer n.asks.Add(-1)
+		tcp, r := g.reply(a)
+		if err := c.reply(&r, tcp); err != nil && tcp != nil {
+			r.Error = clean(err.Error(), maxError)
+			_ = c.reply(&r, nil) // fails if the process has ended
+		}
+		if tcp != nil {
+			_ = tcp.Close() // the process has a copy
+		}
+	})
+	return nil
+}
+
+// reply returns the reply to an ask. The connection is nil if there is none.
+func (g *Gateway) reply(a *ask) (*net.TCPConn, reply) {
+	r := reply{Number: a.Number}
+	var got gateway.Peer
+	var tcp *net.TCPConn
+	err := gateway.ErrNoPeer
+	switch {
+	case a.Name != "" && g.cfg.Peers.Find != nil:
+		var name policy.Name
+		if name, err = policy.ParseName(a.Name); err == nil {
+			got, err = g.cfg.Peers.Find(a.Network, name)
+		}
+	case a.Name == "" && g.cfg.Peers.Dial != nil:
+		tcp, got, err = g.cfg.Peers.Dial(g.ctx, a.Network, a.Dial)
+	}
+	if errors.Is(err, gateway.ErrNoPeer) {
+		return nil, r
+	}
+	if got.Addr.IsValid() {
+		r.Peer = (*peer)(&got)
+	}
+	if err != nil {
+		r.Error = clean(err.Error(), maxError)
+	}
+	return tcp, r
+}
+
+// reply sends a reply with a copy of the connection, unless that is nil.
+func (c *conn) reply(r *reply, tcp *net.TCPConn) error {
+	packet, err := encode(&request{Reply: r})
+	if err != nil {
+		return err
+	}
+	if tcp == nil {
+		return requests.Send(c.raw, packet)
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("pass the connection on: %w", err)
+	}
+	var sent error
+	if err := raw.Control(func(fd uintptr) { sent = requests.Send(c.raw, packet, int(fd)) }); err != nil {
+		return fmt.Errorf("pass the connection on: %w", err)
+	}
+	if sent != nil {
+		return fmt.Errorf("pass the connection on: %w", sent)
+	}
+	return nil
+}

@@ -1,0 +1,196 @@
+package network
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"hash/fnv"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/netns"
+	"github.com/sandboxd/sandboxd/netns/gateway"
+	"github.com/sandboxd/sandboxd/netns/policy"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+const maxJoined = 8 // networks of one sandbox
+
+// checkJoin checks the named networks that a request asks for.
+func checkJoin(names []string) error {
+	if len(names) > maxJoined {
+		return class.Invalidf("network join: there are %d networks, at most %d are possible", len(names), maxJoined)
+	}
+	for i, name := range names {
+		switch label, err := policy.ParseName(name); {
+		case err != nil, label.String() != name, strings.Contains(name, "."):
+			return class.Invalidf("network join %q: a network's name has up to 63 lower-case letters, digits and inner hyphens, and not digits alone", class.Clip(name))
+		case name == "internal" || name == "localhost":
+			return class.Invalidf("network join %q: this name means something else in DNS", name)
+		case slices.Contains(names[:i], name):
+			return class.Invalidf("network join %q: it is named twice", name)
+		}
+	}
+	return nil
+}
+
+// peers are the running sandboxes that are in named networks. The zero value has none.
+type peers struct {
+	mu      sync.Mutex // guards those below
+	members map[string]*member
+	named   map[place][]*member // in the order of their entry
+	at      map[netip.Addr]*member
+}
+
+// A member is a running sandbox in named networks. It does not change.
+type member struct {
+	id, tenant, name string
+	networks         []string
+	addr             netip.Addr // zero if there was none left
+}
+
+// A place is a name in a named network. Names that differ in case only share one: DNS does not tell
+// them apart.
+type place struct{ tenant, network, name string }
+
+func (m *member) places() (all []place) {
+	for _, network := range m.networks {
+		all = append(all, place{m.tenant, network, strings.ToLower(m.name)})
+	}
+	return all
+}
+
+// enter makes a running sandbox a member of its named networks, unless it is one already. It
+// returns nil if the sandbox has none.
+func (p *peers) enter(rec *runtime.Record) *member {
+	if len(rec.Network.Join) == 0 {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m := p.members[rec.ID]; m != nil {
+		return m
+	}
+	if p.members == nil {
+		p.members, p.named, p.at = make(map[string]*member), make(map[place][]*member), make(map[netip.Addr]*member)
+	}
+	m := &member{id: rec.ID, tenant: rec.Tenant, name: rec.Name, networks: rec.Network.Join}
+	m.addr = p.address(m)
+	p.members[m.id], p.at[m.addr] = m, m
+	for _, at := range m.places() {
+		p.named[at] = append(p.named[at], m)
+	}
+	return m
+}
+
+// address returns a free address. It depends on the tenant and the name, so that a sandbox that is
+// started again, after a restart of the daemon too, or created anew under its name, has it again
+// unless another one has taken it.
+func (p *peers) address(m *member) netip.Addr {
+	const hosts = 1<<17 - 2 // without the first and the last of the range
+	first := policy.PeerAddresses.Addr().As4()
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(m.tenant + "\x00" + strings.ToLower(m.name))) // it never fails
+	for i := range uint32(hosts) {
+		var a [4]byte
+		binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(first[:])+1+(h.Sum32()%hosts+i)%hosts)
+		if addr := netip.AddrFrom4(a); p.at[addr] == nil {
+			return addr
+		}
+	}
+	return netip.Addr{}
+}
+
+// leave ends a membership, if it has not ended yet.
+func (p *peers) leave(m *member) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m == nil || p.members[m.id] != m {
+		return
+	}
+	delete(p.members, m.id)
+	delete(p.at, m.addr)
+	for _, at := range m.places() {
+		if rest := slices.DeleteFunc(p.named[at], func(o *member) bool { return o == m }); len(rest) > 0 {
+			p.named[at] = rest
+		} else {
+			delete(p.named, at)
+		}
+	}
+}
+
+// find returns the peer of a sandbox that has a name: NAME, NAME.NETWORK or NAME.NETWORK.internal.
+func (p *peers) find(id string, name policy.Name) (gateway.Peer, error) {
+	rest, internal := strings.CutSuffix(name.String(), ".internal")
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := p.members[id]
+	if m == nil {
+		return gateway.Peer{}, gateway.ErrNoPeer
+	}
+	for _, network := range m.networks {
+		short, qualified := strings.CutSuffix(rest, "."+network)
+		if !qualified && (internal || strings.Contains(rest, ".")) {
+			continue
+		}
+		if all := p.named[place{m.tenant, network, short}]; len(all) > 0 && all[0].addr.IsValid() {
+			return gateway.Peer{Name: all[0].name, Network: network, Addr: all[0].addr}, nil
+		}
+	}
+	return gateway.Peer{}, gateway.ErrNoPeer
+}
+
+// having returns the peer of a sandbox that has an address, and its id.
+func (p *peers) having(id string, addr netip.Addr) (peer gateway.Peer, of string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m, to := p.members[id], p.at[addr]
+	if m == nil || to == nil || m.tenant != to.tenant {
+		return gateway.Peer{}, "", gateway.ErrNoPeer
+	}
+	for _, network := range m.networks {
+		if slices.Contains(to.networks, network) {
+			return gateway.Peer{Name: to.name, Network: network, Addr: addr}, to.id, nil
+		}
+	}
+	return gateway.Peer{}, "", gateway.ErrNoPeer
+}
+
+// dialPeer implements [egress.Peers.Dial]. Servers on the loopback of the peer stay its own.
+func (n *Networks) dialPeer(ctx context.Context, id string, to netip.AddrPort) (*net.TCPConn, gateway.Peer, error) {
+	peer, of, err := n.peers.having(id, to.Addr())
+	if err != nil {
+		return nil, peer, err
+	}
+	c, err := dial[*net.TCPConn](ctx, n.opts.Engine, of, "tcp", to.Port(), netns.ConnectOwn)
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		err = errno // the record names peer and port itself
+	}
+	return c, peer, err
+}
+
+// Expect makes sandboxes that run when the daemon starts members of their named networks.
+// [Networks.Connect] or [Networks.Miss] follows for each.
+func (n *Networks) Expect(running []runtime.Record) {
+	for i := range running {
+		n.peers.enter(&running[i])
+	}
+}
+
+// Miss ends the membership of an expected sandbox that has ended before Connect.
+func (n *Networks) Miss(id string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.lives[id] != nil { // it was started again meanwhile
+		return
+	}
+	n.peers.mu.Lock()
+	m := n.peers.members[id]
+	n.peers.mu.Unlock()
+	n.peers.leave(m)
+}

@@ -1,0 +1,265 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/netns/gateway"
+	"github.com/sandboxd/sandboxd/netns/policy"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+func TestCheckJoin(t *testing.T) {
+	long := strings.Repeat("a", 63)
+	for name, tt := range map[string]struct {
+		join []string
+		err  string
+	}{
+		"one":             {[]string{"front"}, ""},
+		"some":            {[]string{"a", "b-1", "x0", long}, ""},
+		"too many":        {strings.Split("a b c d e f g h i", " "), "at most 8"},
+		"twice":           {[]string{"a", "b", "a"}, "named twice"},
+		"none":            {[]string{""}, "letters"},
+		"case":            {[]string{"Front"}, "letters"},
+		"a dot":           {[]string{"a.b"}, "letters"},
+		"a trailing dot":  {[]string{"a."}, "letters"},
+		"an underscore":   {[]string{"a_b"}, "letters"},
+		"a hyphen":        {[]string{"-a"}, "letters"},
+		"digits":          {[]string{"127"}, "digits alone"},
+		"hexadecimal":     {[]string{"0x7f"}, "digits alone"},
+		"too long":        {[]string{long + "a"}, "letters"},
+		"NUL":             {[]string{"a\x00"}, "letters"},
+		"the Kelvin sign": {[]string{"\u212a"}, "letters"},
+		"internal":        {[]string{"internal"}, "something else"},
+		"localhost":       {[]string{"localhost"}, "something else"},
+	} {
+		for _, mode := range []api.NetworkMode{"", api.NetworkNone, api.NetworkFull} {
+			got, err := open(t, nil).Check("1002", api.Network{Mode: mode, Join: tt.join})
+			switch {
+			case tt.err == "" && (err != nil || len(got.Join) != len(tt.join) || !Has(got)):
+				t.Errorf("%s: %+v, %v", name, got, err)
+			case tt.err != "" && (!errors.Is(err, class.ErrInvalid) || !strings.Contains(err.Error(), tt.err)):
+				t.Errorf("%s: %v, want %q", name, err, tt.err)
+			}
+		}
+	}
+	// A sandbox without mode has what other modes have: a budget, ports.
+	net := api.Network{Join: []string{"a"}, Budget: api.NetworkBudget{Connections: 1}}
+	if _, err := open(t, new(policy.Policy)).Check("", net); err != nil {
+		t.Errorf("a budget: %v", err)
+	}
+	if _, err := open(t, nil).CheckPorts("", net, []api.PortMapping{{Port: 80}}); err != nil {
+		t.Errorf("ports: %v", err)
+	}
+	net.Policy = onePublic
+	if _, err := open(t, nil).Check("", net); err == nil {
+		t.Error("a policy without mode")
+	}
+}
+
+func record(id, tenant, name string, networks ...string) *runtime.Record {
+	return &runtime.Record{Sandbox: api.Sandbox{ID: id, Name: name, Network: api.Network{Join: networks}}, Tenant: tenant}
+}
+
+// crowd has sandboxes of two tenants in networks of the same names.
+func crowd() *peers {
+	p := new(peers)
+	for _, rec := range []*runtime.Record{
+		record("w", "", "web", "front", "back"), record("d", "", "db", "back"), record("c", "", "Cache.1", "front"), record("a", "", "alone"),
+		record("tw", "1002", "web", "front", "back"), record("td", "1002", "tenants-db", "back"),
+	} {
+		p.enter(rec)
+	}
+	return p
+}
+
+// A sandbox finds those of its tenant in its networks, and no others, in every form of their names
+// and by no other.
+func TestPeersAreFound(t *testing.T) {
+	p := crowd()
+	for _, tc := range []struct{ id, name, want string }{
+		{"w", "db", "db in back"},
+		{"w", "DB", "db in back"},
+		{"w", "db.back", "db in back"},
+		{"w", "db.back.internal", "db in back"},
+		{"w", "db.front", ""},
+		{"w", "db.internal", ""},
+		{"w", "db.back.back", ""},
+		{"w", "back", ""},
+		{"w", "back.internal", ""},
+		{"w", "web", "web in front"},
+		{"w", "web.back", "web in back"},
+		{"w", "cache.1.front", "Cache.1 in front"},
+		{"w", "cache.front", ""},
+		{"w", "alone", ""},
+		{"w", "tenants-db", ""},
+		{"w", "tenants-db.back", ""},
+		{"d", "web", "web in back"},
+		{"d", "web.front", ""},
+		{"d", "cache.1.front", ""},
+		{"c", "db", ""},
+		{"c", "db.back", ""},
+		{"c", "web", "web in front"},
+		{"a", "web", ""},
+		{"a", "alone", ""},
+		{"tw", "db", ""},
+		{"tw", "tenants-db", "tenants-db in back"},
+		{"td", "web.back", "web in back"},
+		{"nobody", "web", ""},
+	} {
+		name, err := policy.ParseName(tc.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		peer, err := p.find(tc.id, name)
+		if err == nil {
+			got = peer.Name + " in " + peer.Network
+		}
+		if got != tc.want || err != nil && !errors.Is(err, gateway.ErrNoPeer) {
+			t.Errorf("%s asks for %s: %q, %v, want %q", tc.id, tc.name, got, err, tc.want)
+		}
+	}
+	// One tenant's web is not the other's.
+	name, _ := policy.ParseName("web")
+	ours, _ := p.find("d", name)
+	theirs, _ := p.find("td", name)
+	if ours.Addr == theirs.Addr {
+		t.Errorf("two sandboxes have the address %s", ours.Addr)
+	}
+}
+
+// Whatever address a sandbox asks for, it gets a connection to its peers only.
+func TestAddressesLeadToPeersOnly(t *testing.T) {
+	p := crowd()
+	ids := []string{"w", "d", "c", "tw", "td", "a", "nobody"}
+	may := map[string]string{"w": "wdc", "d": "wd", "c": "wc", "tw": "twtd", "td": "twtd", "a": "", "nobody": ""}
+	for _, from := range ids {
+		for addr, m := range p.at {
+			peer, id, err := p.having(from, addr)
+			if allowed := strings.Contains(may[from], m.id) && strings.HasPrefix(m.id, "t") == strings.HasPrefix(from, "t"); allowed != (err == nil) {
+				t.Errorf("%s asks for %s, of %s: %+v, %v", from, addr, m.id, peer, err)
+			}
+			if err == nil && (id != m.id || peer.Addr != addr || peer.Name != m.name) {
+				t.Errorf("%s asks for %s, of %s: %+v, %s", from, addr, m.id, peer, id)
+			}
+			if !policy.PeerAddresses.Contains(addr) {
+				t.Errorf("%s has the address %s", m.id, addr)
+			}
+			for _, odd := range []netip.Addr{addr.Next(), addr.Prev(), netip.AddrFrom16(addr.As16()), {}} {
+				if _, _, err := p.having(from, odd); p.at[odd] == nil && !errors.Is(err, gateway.ErrNoPeer) {
+					t.Errorf("%s asks for %s: %v", from, odd, err)
+				}
+			}
+		}
+	}
+}
+
+// A name has its address again, whatever happened to its sandbox, and what has left is not found.
+func TestPeersComeAndGo(t *testing.T) {
+	p := crowd()
+	name, _ := policy.ParseName("db")
+	before, err := p.find("w", name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := p.members["d"]
+	if again := p.enter(record("d", "", "db", "back")); again != first {
+		t.Error("a sandbox is a member twice")
+	}
+	p.leave(first)
+	p.leave(first) // also by the end of its life
+	if _, err := p.find("w", name); !errors.Is(err, gateway.ErrNoPeer) {
+		t.Errorf("an ended sandbox is found: %v", err)
+	}
+	if _, _, err := p.having("w", before.Addr); !errors.Is(err, gateway.ErrNoPeer) {
+		t.Errorf("an ended sandbox is reached: %v", err)
+	}
+	second := p.enter(record("d2", "", "db", "back"))
+	p.leave(first) // late
+	if after, err := p.find("w", name); err != nil || after != before {
+		t.Errorf("created anew: %+v, %v, want %+v", after, err, before)
+	}
+	// Of two names that differ in case the older is found, and then the other.
+	upper := p.enter(record("d3", "", "DB", "back"))
+	if peer, _ := p.find("w", name); peer.Name != "db" || upper.addr == second.addr {
+		t.Errorf("%+v, and %s", peer, upper.addr)
+	}
+	p.leave(second)
+	if peer, _ := p.find("w", name); peer.Name != "DB" || peer.Addr != upper.addr {
+		t.Errorf("%+v, want DB at %s", peer, upper.addr)
+	}
+	for _, m := range p.members {
+		p.leave(m)
+	}
+	if len(p.members)+len(p.named)+len(p.at) > 0 {
+		t.Errorf("left: %v, %v, %v", p.members, p.named, p.at)
+	}
+}
+
+// The same sandboxes have the same addresses in the next daemon, and all have different ones.
+func TestAddressesOfPeersAreStable(t *testing.T) {
+	one, two := new(peers), new(peers)
+	for i := range 2000 {
+		rec := record(fmt.Sprint(i), "", fmt.Sprintf("box-%d", i), "all")
+		a, b := one.enter(rec).addr, two.enter(rec).addr
+		if a != b || !policy.PeerAddresses.Contains(a) {
+			t.Fatalf("%s and %s", a, b)
+		}
+	}
+	if len(one.at) != 2000 {
+		t.Errorf("2000 sandboxes have %d addresses", len(one.at))
+	}
+}
+
+// Expected sandboxes are members until they are missed.
+func TestExpectedSandboxes(t *testing.T) {
+	n := open(t, nil)
+	n.Expect([]runtime.Record{*record("w", "", "web", "front"), *record("d", "", "db", "front"), *record("x", "", "none")})
+	name, _ := policy.ParseName("db")
+	if _, err := n.peers.find("w", name); err != nil {
+		t.Error(err)
+	}
+	n.Miss("d")
+	n.Miss("x")
+	n.Miss("nobody")
+	if _, err := n.peers.find("w", name); err == nil {
+		t.Error("a sandbox that was missed is found")
+	}
+	n.lives["w"] = new(life)
+	n.Miss("w")
+	if n.peers.members["w"] == nil {
+		t.Error("a sandbox that was started again is missed")
+	}
+	delete(n.lives, "w")
+}
+
+// No name leads out of a sandbox's networks.
+func FuzzFind(f *testing.F) {
+	for _, s := range []string{"web", "db.back", "cache.1.front.internal", "WEB.front", "a.b.c", "web.internal"} {
+		f.Add("w", s)
+		f.Add("td", s)
+	}
+	f.Fuzz(func(t *testing.T, id, text string) {
+		name, err := policy.ParseName(text)
+		if err != nil {
+			return
+		}
+		p := crowd()
+		peer, err := p.find(id, name)
+		if err != nil {
+			return
+		}
+		if _, _, err := p.having(id, peer.Addr); err != nil {
+			t.Errorf("%s finds %+v as %s, and may not reach it", id, peer, name)
+		}
+		if short, _, _ := strings.Cut(name.String(), "."+peer.Network); !strings.EqualFold(short, peer.Name) && !strings.EqualFold(name.String(), peer.Name) {
+			t.Errorf("%s leads to %s", name, peer.Name)
+		}
+	})
+}

@@ -1,0 +1,124 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/sandboxd/sandboxd/netns/policy"
+)
+
+// A Peer is another sandbox that shares a named network with this one.
+type Peer struct {
+	Name    string     // of the sandbox
+	Network string     // the one that both are in
+	Addr    netip.Addr // of [policy.PeerAddresses]
+}
+
+// ErrNoPeer is the error of a name or address that is of no running sandbox in a common network.
+var ErrNoPeer = errors.New("no running sandbox of a common network has this address")
+
+// Peers are the other sandboxes that a network reaches by name. The policy is not asked about them:
+// membership decides, which the caller knows. The gateway keeps nothing about them.
+type Peers struct {
+	// Networks are the names of the named networks that the sandbox is in.
+	Networks []string
+	// Find returns the peer with a name, or ErrNoPeer. It is asked about names of the forms NAME,
+	// NAME.NETWORK and NAME.NETWORK.internal only.
+	Find func(ctx context.Context, name policy.Name) (Peer, error)
+	// Dial connects to the peer with an address, or returns ErrNoPeer. The peer is valid with every
+	// other error too.
+	Dial func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, Peer, error)
+}
+
+// mayHave reports whether a name has a form of the names of peers. Other names never leave the
+// gateway for the daemon.
+func (p *Peers) mayHave(name policy.Name) bool {
+	if p == nil || name == hostName {
+		return false
+	}
+	rest, internal := strings.CutSuffix(name.String(), ".internal")
+	if !internal && !strings.Contains(rest, ".") {
+		return true
+	}
+	for _, network := range p.Networks {
+		if strings.HasSuffix(rest, "."+network) {
+			return true
+		}
+	}
+	return false
+}
+
+// answerPeer answers a question about a name that a peer may have. Names of no peer go on to the
+// policy. It runs in a place of a question at the host's resolver.
+func (n *Network) answerPeer(q *query, name policy.Name, event Event, limit int) []byte {
+	ctx, cancel := context.WithTimeout(n.ctx, lookupTime)
+	defer cancel()
+	peer, err := n.opts.Peers.Find(ctx, name)
+	switch t := q.question.Type; {
+	case errors.Is(err, ErrNoPeer):
+		var reply []byte
+		if direct := n.answerByPolicy(q, name, event, limit, func(lookup func() []byte) { reply = lookup() }); direct != nil {
+			return direct
+		}
+		return reply
+	case err != nil:
+		return q.reply(dnsmessage.RCodeServerFailure, nil, "", limit)
+	case q.question.Class != dnsmessage.ClassINET, t >= 249, t == dnsmessage.TypeOPT: // as for other names
+		return q.reply(dnsmessage.RCodeNotImplemented, nil, "", limit)
+	case t != dnsmessage.TypeA:
+		return q.reply(dnsmessage.RCodeSuccess, nil, "", limit)
+	}
+	q.ttl = uint32(peerLifetime / time.Second)
+	return q.reply(dnsmessage.RCodeSuccess, []netip.Addr{peer.Addr}, "", limit)
+}
+
+// isPeer reports whether a connection leads to a named network. Without one, a policy may name the
+// range.
+func (n *Network) isPeer(dst netip.AddrPort) bool {
+	return n.opts.Peers != nil && policy.PeerAddresses.Contains(dst.Addr())
+}
+
+// servePeer serves a connection to a peer. Its bytes are not read: what two sandboxes of one tenant
+// say to each other passes no policy. Budgets hold.
+func (f *flow) servePeer() error {
+	reason := f.n.ledger.connection()
+	if reason == "" {
+		reason = f.n.ledger.host(policy.Name{}, f.dst.Addr())
+	}
+	if reason != "" {
+		return f.refuseEarly(refuse("%s", reason))
+	}
+	f.dialBy.Store(f.n.opts.Now().Add(f.n.limits.dial).UnixNano())
+	c, peer, err := f.n.opts.Peers.Dial(f.ctx, f.dst)
+	f.dialBy.Store(0)
+	if errors.Is(err, ErrNoPeer) {
+		return f.refuseEarly(refuse("%v", ErrNoPeer))
+	}
+	f.notePeer(peer)
+	if err != nil {
+		return fmt.Errorf("connect to %s port %d: %w", peer.Name, f.dst.Port(), err)
+	}
+	if err := f.attach(c); err != nil {
+		return err
+	}
+	return f.relay(f.goDown())
+}
+
+// notePeer keeps the peer for the record. A change of the policy does not end the flow: nothing is
+// noted that it could refuse.
+func (f *flow) notePeer(peer Peer) {
+	name, err := policy.ParseName(peer.Name)
+	if err != nil { // it has an underscore, say, and was reached by its address
+		name = policy.Name{}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.verdict, f.name = policy.Verdict{Allow: true, Rule: policy.PeerRule(peer.Network)}, name
+}

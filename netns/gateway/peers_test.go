@@ -1,0 +1,252 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/sandboxd/sandboxd/netns/policy"
+)
+
+const (
+	webAddr  = "198.18.3.4"
+	deadAddr = "198.18.3.5"
+	goneAddr = "198.19.255.254"
+)
+
+// joined puts the sandbox of a world into two named networks, with a peer web whose server echoes,
+// and a peer dead, on which nothing listens.
+func joined(t *testing.T, doc string, change ...func(*Options, *limits)) (*world, *[]string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = io.Copy(c, c)
+			}()
+		}
+	}()
+	var asked []string
+	var w *world
+	all := []Peer{{"web", "front", netip.MustParseAddr(webAddr)}, {"Dead_1", "back", netip.MustParseAddr(deadAddr)}}
+	note := func(what fmt.Stringer) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		asked = append(asked, what.String())
+	}
+	peers := &Peers{
+		Networks: []string{"front", "back", "sandboxd"},
+		Find: func(_ context.Context, name policy.Name) (Peer, error) {
+			note(name)
+			switch name.String() {
+			case "web", "web.front", "web.front.internal", "web.shop.front":
+				return all[0], nil
+			case "broken":
+				return Peer{}, errors.New("the daemon is broken")
+			}
+			return Peer{}, ErrNoPeer
+		},
+		Dial: func(_ context.Context, addr netip.AddrPort) (*net.TCPConn, Peer, error) {
+			note(addr)
+			switch addr.Addr().String() {
+			case webAddr:
+				c, err := net.Dial("tcp", l.Addr().String())
+				if err != nil {
+					return nil, all[0], err
+				}
+				return c.(*net.TCPConn), all[0], nil
+			case deadAddr:
+				return nil, all[1], errors.New("connection refused")
+			}
+			return nil, Peer{}, ErrNoPeer
+		},
+	}
+	w = newWorld(t, doc, append([]func(*Options, *limits){func(o *Options, _ *limits) { o.Peers = peers }}, change...)...)
+	w.host("public.test", "93.184.215.14")
+	w.host("host.front.internal", "93.184.215.14")
+	return w, &asked
+}
+
+const joinedPolicy = "version: 1\nrules:\n- {name: ours, allow: [public.test, intranet, front]}\n- {name: range, allow: 198.18.0.0/15, ports: any}\n- {name: no, deny: [web, 198.18.3.4/32], ports: any}\n"
+
+// Names of peers are answered by the one that knows the peers, also where the policy denies them;
+// all others by the policy, of which only those that look like a peer's were asked about.
+func TestPeersAreResolved(t *testing.T) {
+	w, asked := joined(t, joinedPolicy)
+	w.host("intranet", "93.184.215.16")
+	w.host("front", "93.184.215.17")
+	for _, tc := range []struct {
+		name  string
+		typ   dnsmessage.Type
+		code  dnsmessage.RCode
+		addrs string
+	}{
+		{"web", dnsmessage.TypeA, dnsmessage.RCodeSuccess, "[198.18.3.4]"},
+		{"WEB", dnsmessage.TypeA, dnsmessage.RCodeSuccess, "[198.18.3.4]"},
+		{"web.front", dnsmessage.TypeA, dnsmessage.RCodeSuccess, "[198.18.3.4]"},
+		{"Web.Front.INTERNAL", dnsmessage.TypeA, dnsmessage.RCodeSuccess, "[198.18.3.4]"},
+		{"web.shop.front", dnsmessage.TypeA, dnsmessage.RCodeSuccess, "[198.18.3.4]"},
+		{"web", dnsmessage.TypeAAAA, dnsmessage.RCodeSuccess, "[]"},
+		{"web", 65, dnsmessage.RCodeSuccess, "[]"},
+		{"web", dnsmessage.TypeALL, dnsmessage.RCodeNotImplemented, "[]"},
+		{"broken", dnsmessage.TypeA, dnsmessage.RCodeServerFailure, "[]"},
+		{"other", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
+		{"web.back", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
+		{"intranet", dnsmessage.TypeA, dnsmessage.RCodeSuccess, "[93.184.215.16]"},
+		{"front", dnsmessage.TypeA, dnsmessage.RCodeSuccess, "[93.184.215.17]"},
+		{"public.test", dnsmessage.TypeA, dnsmessage.RCodeSuccess, "[93.184.215.14]"},
+		{"web.side", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
+		{"web.internal", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
+		{"webfront", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
+		{"web_1", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
+		{"198.18.3.4", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
+		{"0xc6120304", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
+		{"host.sandboxd.internal", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
+	} {
+		r := w.exchange(question1(t, tc.name, tc.typ, true))
+		if r.RCode != tc.code || fmt.Sprint(addresses(r)) != tc.addrs {
+			t.Errorf("%s %s: %s %v", tc.name, tc.typ, r.RCode, addresses(r))
+		}
+		if len(r.Answers) == 1 && strings.HasPrefix(tc.addrs, "[198.18") && r.Answers[0].Header.TTL != 5 {
+			t.Errorf("%s: lives for %d s", tc.name, r.Answers[0].Header.TTL)
+		}
+	}
+	want := "[web web web.front web.front.internal web.shop.front web web web broken other web.back intranet front webfront]"
+	if got := fmt.Sprint(*asked); got != want {
+		t.Errorf("asked for\n%s, want\n%s", got, want)
+	}
+	for _, e := range w.all() {
+		if strings.HasPrefix(e.Name, "web.front") || e.Name == "web" {
+			t.Errorf("the name of a peer left the gateway: %+v", e)
+		}
+	}
+	for _, a := range w.asked {
+		if strings.Contains(a, "web") {
+			t.Errorf("the host's resolver was asked for %s", a)
+		}
+	}
+}
+
+// Without a named network no name and no address is a peer's.
+func TestNoPeersWithoutANetwork(t *testing.T) {
+	w := newWorld(t, joinedPolicy)
+	w.host("web", "93.184.215.14")
+	if code, addrs := w.resolve("web", dnsmessage.TypeA); code != dnsmessage.RCodeNameError || len(addrs) != 0 {
+		t.Errorf("%v, %v", code, addrs)
+	}
+	w.raw("198.18.9.9:7000", func(c *net.TCPConn) { _, _ = io.Copy(c, c) })
+	c := w.dial("198.18.9.9:7000")
+	if err := talk(c, "by the policy's rule"); err != nil {
+		t.Error(err)
+	}
+}
+
+// talk sends a text and reads it back.
+func talk(c *net.TCPConn, text string) error {
+	if _, err := io.WriteString(c, text); err != nil {
+		return err
+	}
+	got := make([]byte, len(text))
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != text {
+		return fmt.Errorf("%q came back: %w", got, err)
+	}
+	return nil
+}
+
+// Connections to peers pass whatever the policy says, unread, and are recorded with their network.
+// A change of the policy leaves them.
+func TestPeersAreReached(t *testing.T) {
+	for name, doc := range map[string]string{"no rules": "version: 1\nrules: []\n", "rules for the range": joinedPolicy} {
+		t.Run(name, func(t *testing.T) {
+			w, _ := joined(t, doc)
+			web := w.dial(webAddr + ":80")
+			if err := talk(web, "GET / HTTP/1.1\r\nHost: public.test\r\nHost: other\r\n\r\n"); err != nil {
+				t.Error(err)
+			}
+			w.n.SetPolicy(new(policy.Policy))
+			if err := talk(web, "more"); err != nil {
+				t.Errorf("after a change of the policy: %v", err)
+			}
+			if err := web.CloseWrite(); err != nil {
+				t.Error(err)
+			}
+			if rest, reset := wasReset(web); len(rest) > 0 || reset {
+				t.Errorf("the end: %q, reset %t", rest, reset)
+			}
+			e := w.event()
+			if e.Rule != "network front" || e.Name != "web" || !e.Allow || e.Addr.String() != webAddr || e.Port != 80 || e.Out != 54 || e.In != 54 || e.Reason != "" {
+				t.Errorf("recorded: %+v", e)
+			}
+			if _, reset := w.reset(deadAddr + ":7000"); !reset {
+				t.Error("a peer without a server does not reset")
+			}
+			if e := w.event(); e.Rule != "network back" || e.Name != "" || !e.Allow || !strings.Contains(e.Reason, "connect to Dead_1 port 7000: connection refused") {
+				t.Errorf("recorded: %+v", e)
+			}
+			for _, at := range []string{goneAddr + ":7000", "198.18.0.0:1", "198.18.3.3:443"} {
+				if _, reset := w.reset(at); !reset {
+					t.Errorf("%s: not reset", at)
+				}
+				if e := w.event(); e.Rule != "" || e.Allow || e.Reason != ErrNoPeer.Error() {
+					t.Errorf("%s: recorded: %+v", at, e)
+				}
+			}
+			if len(w.dialled) > 0 {
+				t.Errorf("the gateway itself has dialled %v", w.dialled)
+			}
+			if _, reset := w.reset("198.20.0.1:7000"); !reset {
+				t.Error("an address behind the range does not reset")
+			}
+		})
+	}
+}
+
+// Budgets count connections to peers, their hosts and bytes.
+func TestBudgetsOfPeers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		budget Budget
+		reason string
+	}{
+		"connections": {Budget{Connections: 1}, "1 connections is used up"},
+		"hosts":       {Budget{Hosts: 1}, "1 hosts is used up"},
+		"bytes out":   {Budget{BytesOut: 4}, "4 bytes out is used up"},
+		"bytes in":    {Budget{BytesIn: 4}, "4 bytes in is used up"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, asked := joined(t, "version: 1\nrules: []\n", func(o *Options, _ *limits) { o.Budget = tc.budget })
+			c := w.dial(webAddr + ":7000")
+			if err := talk(c, "4444"); err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasPrefix(name, "bytes") {
+				if err := talk(c, "x"); err == nil {
+					t.Error("passed beyond the budget")
+				}
+			} else if _, reset := w.reset(deadAddr + ":7000"); !reset {
+				t.Error("connected beyond the budget")
+			}
+			if e := w.event(); e.Allow || !strings.Contains(e.Reason, tc.reason) {
+				t.Errorf("recorded: %+v", e)
+			}
+			if len(*asked) > 1 {
+				t.Errorf("asked for %v", *asked)
+			}
+		})
+	}
+}
