@@ -34,7 +34,7 @@ type doors struct {
 
 // listen makes a socket with a name that no sandbox has. No other daemon works in the directory, so
 // a socket that this one does not listen on is of a daemon that was killed, and is replaced.
-func (d *doors) listen(ctx context.Context, name string) (_ net.Listener, err error) {
+func (d *doors) listen(ctx context.Context, name string) (net.Listener, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.held[name] {
@@ -59,7 +59,7 @@ func (d *doors) listen(ctx context.Context, name string) (_ net.Listener, err er
 	if err != nil {
 		return nil, fmt.Errorf("open the directory of sockets: %w", err)
 	}
-	defer func() { err = errors.Join(err, dir.Close()) }()
+	defer dir.Close()
 	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
 		var cerr error
 		// The mode of the unbound socket is that of the file which bind makes: it never is wider.
@@ -79,8 +79,29 @@ func (d *doors) listen(ctx context.Context, name string) (_ net.Listener, err er
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		delete(d.held, name)
-		return errors.Join(err, os.Remove(path))
+		if rerr := os.Remove(path); !errors.Is(rerr, os.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+		return err
 	})}, nil
+}
+
+// sweep removes the sockets of a daemon that was killed. This one listens on none yet.
+func (d *doors) sweep() error {
+	files, err := os.ReadDir(d.dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, f := range files {
+		if f.Type() == os.ModeSocket {
+			errs = append(errs, os.Remove(filepath.Join(d.dir, f.Name())))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove the sockets of a daemon that was killed: %w", err)
+	}
+	return nil
 }
 
 // door is the listener of one Unix socket.

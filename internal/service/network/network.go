@@ -81,7 +81,7 @@ type life struct {
 	member    *member        // nil unless it is in a named network
 }
 
-// Open makes the directory of flows.
+// Open makes the directory of flows, and clears that of Unix sockets.
 func Open(opts Options) (*Networks, error) {
 	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of flows: %w", err)
@@ -89,7 +89,14 @@ func Open(opts Options) (*Networks, error) {
 	if opts.time.now == nil {
 		opts.time = hostClock()
 	}
-	return &Networks{opts: opts, doors: doors{dir: opts.PortDir, held: make(map[string]bool)}, closing: make(chan struct{}), logs: make(map[string]*flowLog), lives: make(map[string]*life)}, nil
+	n := &Networks{
+		opts: opts, doors: doors{dir: opts.PortDir, held: make(map[string]bool)}, closing: make(chan struct{}),
+		logs: make(map[string]*flowLog), lives: make(map[string]*life),
+	}
+	if err := n.doors.sweep(); err != nil {
+		return nil, err
+	}
+	return n, nil
 }
 
 // Close ends the forwarding of ports and the gateway, and waits for both. It is called after the

@@ -144,6 +144,21 @@ func TestPublishedSockets(t *testing.T) {
 	if err != nil {
 		t.Fatalf("in the place of a killed daemon's: %v", err)
 	}
+	file := filepath.Join(n.opts.PortDir, "file")
+	if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	third, err := Open(Options{Dir: t.TempDir(), PortDir: n.opts.PortDir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer third.Close()
+	if _, err := os.Lstat(at); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a killed daemon's is left where no sandbox has it any more: %v", err)
+	}
+	if _, err := os.Lstat(file); err != nil {
+		t.Errorf("a file was removed: %v", err)
+	}
 	if err := errors.Join(q.Close(), q.Close()); err != nil {
 		t.Error(err)
 	}
