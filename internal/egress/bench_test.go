@@ -89,6 +89,7 @@ func BenchmarkRequest(b *testing.B) {
 
 // processTime returns the processor time of a process.
 func processTime(b *testing.B, pid int) time.Duration {
+	b.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		b.Fatal(err)

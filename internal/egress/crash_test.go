@@ -20,8 +20,8 @@ import (
 
 func init() { roles["faulty"] = faulty }
 
-// faulty is a gateway that crashes when a certain name is looked up, in a goroutine that was started
-// for that, as a library's may be.
+// faulty is a gateway that crashes when a certain name is looked up. It does so in a goroutine that
+// was started for the lookup, as a library's may be.
 func faulty([]string) error {
 	askHost = func(_ context.Context, _, host string) ([]netip.Addr, error) {
 		if host == "crash.example.com." {
@@ -110,7 +110,7 @@ func TestQuarantine(t *testing.T) {
 		t.Fatal(err)
 	}
 	add("bad")
-	if code := boxes["bad"].resolve(t, "example.com"); code != dnsmessage.RCodeSuccess {
+	if code := boxes["bad"].resolve(t, "www.example.com"); code != dnsmessage.RCodeSuccess {
 		t.Errorf("after a new start: %v", code)
 	}
 }

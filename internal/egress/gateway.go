@@ -225,8 +225,12 @@ func (s *spent) note(e *gateway.Event) {
 		have *int64
 		told int64
 	}{
-		{&s.BytesOut, e.Spent.BytesOut}, {&s.BytesIn, e.Spent.BytesIn}, {&s.Connections, e.Spent.Connections},
-		{&s.Queries, e.Spent.Queries}, {&s.NameBytes, e.Spent.NameBytes}, {&s.Hosts, e.Spent.Hosts},
+		{&s.BytesOut, e.Spent.BytesOut},
+		{&s.BytesIn, e.Spent.BytesIn},
+		{&s.Connections, e.Spent.Connections},
+		{&s.Queries, e.Spent.Queries},
+		{&s.NameBytes, e.Spent.NameBytes},
+		{&s.Hosts, e.Spent.Hosts},
 	} {
 		*v.have = max(*v.have, v.told)
 	}

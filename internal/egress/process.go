@@ -147,7 +147,7 @@ func (p *process) serve(h *hello) error {
 		}
 		a := answer{Number: r.Number}
 		pprof.Do(context.Background(), pprof.Labels(labelNetwork, r.id()), func(context.Context) {
-			err = p.handle(&r, unixmsg.Files(fds, "sandbox"))
+			err = p.handle(&r, unixmsg.Files(fds, "sandbox")) //nolint:contextcheck // a network ends with its removal
 		})
 		switch {
 		case err != nil && r.Report:

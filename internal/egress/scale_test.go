@@ -130,6 +130,7 @@ func (c *crowd) within(t *testing.T, f func() error) {
 // hold connects to the server and exchanges a byte. The connection stays open until the end of the
 // test.
 func (b *crowded) hold(t *testing.T) error {
+	t.Helper()
 	c, err := net.Dial("tcp", b.address+":7000")
 	if err != nil {
 		return err
@@ -147,6 +148,7 @@ func (b *crowded) hold(t *testing.T) error {
 
 // ask sends questions, and returns the connection for the answers.
 func (b *crowded) ask(t *testing.T, names ...string) (net.Conn, error) {
+	t.Helper()
 	c, err := net.Dial("udp", b.address+":53")
 	if err != nil {
 		return nil, err
