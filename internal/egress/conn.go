@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -28,9 +29,12 @@ type conn struct {
 	asked  func(*conn, *ask) error // an error ends the connection
 	hello  chan *hello             // gets the first message
 	ended  chan struct{}           // closed when nothing more is received
+	ctx    context.Context         //nolint:containedctx // ends before ended is closed
+	cancel context.CancelFunc
 
-	mu      sync.Mutex // guards those below
-	number  uint64     // of the last request
+	mu      sync.Mutex       // guards those below
+	asks    map[*network]int // under way
+	number  uint64           // of the last request
 	waiting chan answer
 	reason  error // of the end
 }
@@ -44,7 +48,8 @@ func newConn(f *os.File, c clock, event func(gateway.Event), asked func(*conn, *
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
-	n := &conn{socket: socket, raw: raw, time: c, began: c.now(), event: event, asked: asked, hello: make(chan *hello, 1), ended: make(chan struct{})}
+	n := &conn{socket: socket, raw: raw, time: c, began: c.now(), event: event, asked: asked, hello: make(chan *hello, 1), ended: make(chan struct{}), asks: make(map[*network]int)}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
 	go n.receive()
 	return n, nil
 }
@@ -53,6 +58,7 @@ func newConn(f *os.File, c clock, event func(gateway.Event), asked func(*conn, *
 func (c *conn) receive() {
 	defer close(c.ended)
 	defer c.socket.Close()
+	defer c.cancel()
 	limit := rate.NewLimiter(eventRate, eventRate)
 	greeted := false
 	for {
