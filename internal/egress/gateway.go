@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -116,9 +115,8 @@ type network struct {
 	cert   []byte // and key: of the authority
 	key    []byte
 	secret []secrets.Secret
-	joined []string     // named networks
-	asks   atomic.Int32 // under way
-	fds    []int        // plain, because files would put the sockets into our poller
+	joined []string // named networks
+	fds    []int    // plain, because files would put the sockets into our poller
 	record *record
 
 	// The rest needs Gateway.mu.

@@ -234,6 +234,57 @@ func TestAsksAreBounded(t *testing.T) {
 	}
 }
 
+// What a process asked for ends with it, and does not count for the next.
+func TestAsksEndWithTheirProcess(t *testing.T) {
+	begun, ended := make(chan struct{}, 10*mostAsks), make(chan struct{}, 10*mostAsks)
+	peers := Peers{Dial: func(ctx context.Context, _ string, _ netip.AddrPort) (*net.TCPConn, gateway.Peer, error) {
+		begun <- struct{}{}
+		<-ctx.Done()
+		ended <- struct{}{}
+		return nil, gateway.Peer{}, context.Cause(ctx)
+	}}
+	var turns [3]chan struct{}
+	var parts []part
+	for i := range turns {
+		turns[i] = make(chan struct{})
+		parts = append(parts, func(p *player) {
+			p.say(greeting)
+			r, err := p.hear()
+			if err != nil {
+				return
+			}
+			p.got <- r
+			p.say(fmt.Sprintf(`{"answer":{"number":%d}}`, r.Number))
+			for n := range mostAsks {
+				p.say(fmt.Sprintf(`{"ask":{"number":%d,"network":"a","dial":"198.18.3.4:80"}}`, 1+n))
+			}
+			<-turns[i]
+		})
+	}
+	g, s := performFor(t, Config{Events: func(gateway.Event) {}, Peers: peers}, append(parts, honest)...)
+	if err := addBox(t, g, "a"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range turns {
+		s.next()
+		for range mostAsks {
+			<-begun
+		}
+		close(turns[i])
+		for range mostAsks {
+			<-ended
+		}
+		if pause := i - 1; pause >= 0 { // the first process is replaced at once
+			for s.time.next(t, append(ignored, helloIn)...) != firstPause<<pause {
+			}
+			s.time.fire(firstPause << pause)
+		}
+	}
+	if r := s.next(); r.Add == nil || r.Add.ID != "a" {
+		t.Errorf("the last process got %+v", r)
+	}
+}
+
 // A connection whose client has gone before the daemon has replied is closed, and its place is free
 // only then: else the daemon would have more asks than the bound.
 func TestRepliesThatComeLate(t *testing.T) {
