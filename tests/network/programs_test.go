@@ -67,8 +67,8 @@ var trustingVariables = []string{
 	"CARGO_HTTP_CAINFO", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
 }
 
-// modes are policies of programs. Only root's sandboxes have requests that are not read: [TestClients] has
-// them for all users.
+// modes are policies of programs. Only root's sandboxes have requests that are not read:
+// [TestClients] has them for all users.
 func modes(t *testing.T, d *harness.Daemon) map[string]string {
 	t.Helper()
 	all := map[string]string{"inspected": allowedInspected}
