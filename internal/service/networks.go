@@ -62,8 +62,8 @@ func (s *core) adoptNetworks() {
 	}
 }
 
-// checkNetwork returns the network that a request asks for, with defaults filled in. Of a shared one
-// it finds the owner.
+// checkNetwork returns the network that a request asks for, with defaults filled in. For a shared
+// one it finds the owner.
 func (s *API) checkNetwork(net api.Network) (api.Network, error) {
 	net, err := s.networks.Check(s.caller.Tenant, net)
 	if err != nil || net.Mode != api.NetworkSandbox {

@@ -147,9 +147,8 @@ func attackWhereFull(t *testing.T, s *harness.Sandbox, path string) {
 	}
 }
 
-// TestSharedNetworkReachesNoMore tries, in sandboxes that share the network of another one, to reach
-// what that one may not reach, and to change the network: in the modes full and none, and where the
-// policy allows nothing.
+// TestSharedNetworkReachesNoMore runs the attacks in sandboxes that share the network of another
+// one, of the modes full and none, and of one whose policy allows nothing.
 func TestSharedNetworkReachesNoMore(t *testing.T) {
 	testenv.RequireUserNS(t)
 	testenv.RequireRoot(t)
