@@ -95,13 +95,17 @@ type NetworkBudget struct {
 	QueryRate      float64 `json:"query_rate,omitempty"`
 }
 
-// PortMapping publishes a port of a sandbox at the host. Connections reach programs that listen on
-// the sandbox's loopback address or on all addresses.
+// PortMapping publishes a port of a sandbox at the host: at an address, or as a Unix socket.
+// Connections and datagrams reach programs that listen on the sandbox's loopback address or on all
+// addresses.
 type PortMapping struct {
-	Address  string `json:"address,omitempty"`  // of the host; default 127.0.0.1
-	HostPort uint16 `json:"host_port"`          // 0: one that is free
+	Address  string `json:"address,omitempty"` // of the host; default 127.0.0.1; none of a Unix socket
+	HostPort uint16 `json:"host_port"`         // 0: one that is free, or a Unix socket
+	// Socket is the path of a Unix socket, which only the daemon's user can open. It lies in the
+	// directory ports of the daemon's runtime directory: a request may have the file's name alone.
+	Socket   string `json:"socket,omitempty"`
 	Port     uint16 `json:"port"`               // in the sandbox
-	Protocol string `json:"protocol,omitempty"` // "tcp", the default
+	Protocol string `json:"protocol,omitempty"` // "tcp", the default, or "udp"
 }
 
 // CreateSandbox is the body of POST /v1/sandboxes.

@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"os"
 
 	"github.com/google/nftables"
+	nl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -44,7 +46,7 @@ func (n *Namespace) Close() error {
 // Make makes a namespace, which belongs to the user namespace of the caller, and verifies it. The
 // caller needs CAP_SYS_ADMIN, CAP_NET_ADMIN and CAP_NET_BIND_SERVICE there, and a writable
 // /proc/sys/net. The calling process stays in its own network namespace.
-func Make() (*Namespace, error) { return makeBy(newPlan()) }
+func Make() (*Namespace, error) { return makeBy(ours()) }
 
 func makeBy(p plan) (*Namespace, error) {
 	n := new(Namespace)
@@ -90,6 +92,11 @@ func (p plan) apply() error {
 	if err := p.applyRules(); err != nil {
 		return fmt.Errorf("load nf_tables rules: %w", err)
 	}
+	return p.applyRoutes()
+}
+
+// applyRoutes sets lo up, with addresses and routes.
+func (p plan) applyRoutes() error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("open routing socket: %w", err)
@@ -143,25 +150,76 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// applyRules loads all rules in one batch.
+// applyRules loads all rules in one batch. The connection of google/nftables asks for an answer to
+// each message, which takes four times as long.
 func (p plan) applyRules() error {
-	c, err := nftables.New(nftables.AsLasting())
+	c, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return err
 	}
-	table := c.AddTable(&nftables.Table{Name: tableName, Family: nftables.TableFamilyINet})
-	for i := range p.chains {
-		chain := &nftables.Chain{Name: p.chains[i].name, Table: table}
-		if p.chains[i].isBase {
-			policy := p.chains[i].policy()
-			chain.Type, chain.Hooknum, chain.Priority, chain.Policy = nftables.ChainTypeFilter, &p.chains[i].hook, nftables.ChainPriorityMangle, &policy
-		}
-		c.AddChain(chain)
-		for _, r := range p.chains[i].rules {
-			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: r.exprs})
+	messages, err := p.batch()
+	if err == nil {
+		_, err = c.SendMessages(messages)
+	}
+	if err == nil {
+		_, err = c.Receive() // the kernel's answer to the last rule, or its first error
+	}
+	return errors.Join(err, c.Close())
+}
+
+// batch returns the messages that make the table.
+func (p plan) batch() ([]nl.Message, error) {
+	const request, table = nl.Request | nl.Create | nl.Append, unix.NFNL_SUBSYS_NFTABLES << 8
+	all := []nl.Message{message(unix.NFNL_MSG_BATCH_BEGIN, nl.Request, unix.NFPROTO_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)}
+	add := func(kind nl.HeaderType, attributes func(*nl.AttributeEncoder)) error {
+		e := nl.NewAttributeEncoder()
+		e.ByteOrder = binary.BigEndian
+		attributes(e)
+		data, err := e.Encode()
+		m := message(table|kind, request, unix.NFPROTO_INET, 0)
+		m.Data = append(m.Data, data...)
+		all = append(all, m)
+		return err
+	}
+	err := add(unix.NFT_MSG_NEWTABLE, func(e *nl.AttributeEncoder) { e.String(unix.NFTA_TABLE_NAME, tableName) })
+	for _, c := range p.chains {
+		err = errors.Join(err, add(unix.NFT_MSG_NEWCHAIN, c.encode))
+		for _, r := range c.rules {
+			err = errors.Join(err, add(unix.NFT_MSG_NEWRULE, func(e *nl.AttributeEncoder) {
+				e.String(unix.NFTA_RULE_TABLE, tableName)
+				e.String(unix.NFTA_RULE_CHAIN, c.name)
+				e.Nested(unix.NFTA_RULE_EXPRESSIONS, func(list *nl.AttributeEncoder) error {
+					for _, sent := range r.sent {
+						list.Bytes(unix.NLA_F_NESTED|unix.NFTA_LIST_ELEM, sent)
+					}
+					return nil
+				})
+			}))
 		}
 	}
-	return errors.Join(c.Flush(), c.CloseLasting())
+	all[len(all)-1].Header.Flags |= nl.Acknowledge
+	return append(all, message(unix.NFNL_MSG_BATCH_END, nl.Request, unix.NFPROTO_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)), err
+}
+
+// message returns a message of nfnetlink without attributes.
+func message(kind nl.HeaderType, flags nl.HeaderFlags, family byte, resource uint16) nl.Message {
+	return nl.Message{Header: nl.Header{Type: kind, Flags: flags}, Data: binary.BigEndian.AppendUint16([]byte{family, unix.NFNETLINK_V0}, resource)}
+}
+
+// encode writes the attributes of a chain.
+func (c chain) encode(e *nl.AttributeEncoder) {
+	e.String(unix.NFTA_CHAIN_TABLE, tableName)
+	e.String(unix.NFTA_CHAIN_NAME, c.name)
+	if !c.isBase {
+		return
+	}
+	e.Nested(unix.NFTA_CHAIN_HOOK, func(hook *nl.AttributeEncoder) error {
+		hook.Uint32(unix.NFTA_HOOK_HOOKNUM, uint32(c.hook))
+		hook.Int32(unix.NFTA_HOOK_PRIORITY, int32(*nftables.ChainPriorityMangle))
+		return nil
+	})
+	e.Uint32(unix.NFTA_CHAIN_POLICY, uint32(c.policy()))
+	e.String(unix.NFTA_CHAIN_TYPE, string(nftables.ChainTypeFilter))
 }
 
 func (c chain) policy() nftables.ChainPolicy {

@@ -64,10 +64,10 @@ func TestVerifyFindsDifferences(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := namespace(t)
-			inside(t, n, newPlan().verify) // the control
+			inside(t, n, ours().verify) // the control
 			inside(t, n, change)
 			inside(t, n, func() error {
-				if err := newPlan().verify(); err == nil {
+				if err := ours().verify(); err == nil {
 					t.Error("not found")
 				} else {
 					t.Log(err)
@@ -195,6 +195,29 @@ func TestMakeVerifies(t *testing.T) {
 	n, err := makeBy(p)
 	if n != nil || err == nil || !strings.Contains(err.Error(), "verify: sysctl") {
 		t.Errorf("made %v, %v", n, err)
+	}
+	if got := since(t, before); got != 0 {
+		t.Errorf("%d descriptors are left", got)
+	}
+}
+
+// Rules that the kernel refuses are an error, wherever they stand: only the last one is answered
+// when all is well.
+func TestRefusedRules(t *testing.T) {
+	testenv.RequireUserNS(t)
+	before := descriptors(t)
+	for name, at := range map[string]func(p plan) *rule{
+		"first":        func(p plan) *rule { return &p.chains[0].rules[0] },
+		"in the midst": func(p plan) *rule { return &p.chains[2].rules[1] },
+		"last":         func(p plan) *rule { return &p.chains[3].rules[0] },
+	} {
+		for what, refused := range map[string]rule{"no such chain": newRule("x", goTo("nowhere")), "no such refusal": newRule("x", []expr.Any{&expr.Reject{Type: 77}})} {
+			p := newPlan()
+			*at(p) = refused
+			if n, err := makeBy(p); n != nil || err == nil || !strings.Contains(err.Error(), "load nf_tables rules") {
+				t.Errorf("%s, %s: made %v, %v", name, what, n, err)
+			}
+		}
 	}
 	if got := since(t, before); got != 0 {
 		t.Errorf("%d descriptors are left", got)

@@ -386,7 +386,8 @@ func TestDial(t *testing.T) {
 	empty(t, n)
 }
 
-// By the sandbox's own addresses, servers on its loopback are not reached, nor the gateway's sockets.
+// By the sandbox's own addresses, servers on its loopback are not reached, nor the gateway's
+// sockets.
 func TestConnectOwn(t *testing.T) {
 	n := namespace(t)
 	serve(t, n, "tcp4", "0.0.0.0:8080")

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -65,7 +67,27 @@ type chain struct {
 type rule struct {
 	text  string
 	exprs []expr.Any
+	sent  [][]byte // exprs as the kernel is sent them
+	// verified is the last answer of the kernel that was found to be this rule; nil before the first.
+	// The next one is the same bytes.
+	verified *atomic.Pointer[[]byte]
 }
+
+// newRule marshals the expressions, which costs as much as the kernel's work for them.
+func newRule(text string, exprs ...[]expr.Any) rule {
+	r := rule{text: text, exprs: slices.Concat(exprs...), verified: new(atomic.Pointer[[]byte])}
+	for _, e := range r.exprs {
+		sent, err := expr.Marshal(unix.NFPROTO_INET, e)
+		if err != nil {
+			panic(err) // they are constants
+		}
+		r.sent = append(r.sent, sent)
+	}
+	return r
+}
+
+// ours is the plan of all namespaces that [Make] makes.
+var ours = sync.OnceValue(newPlan)
 
 const tableName = "sandboxd"
 
@@ -87,39 +109,39 @@ func newPlan() plan {
 		chains: []chain{
 			// Own addresses: whatever programs do with each other stays as it is.
 			{name: "own", rules: []rule{
-				{"tcp dport < 3 reject with tcp reset", slices.Concat(l4proto(unix.IPPROTO_TCP), below(destination, firstPort), reset())},
-				{"udp dport < 3 reject with icmpx port-unreachable", slices.Concat(l4proto(unix.IPPROTO_UDP), below(destination, firstPort),
-					reject(unix.NFT_REJECT_ICMPX_PORT_UNREACH))},
-				{"accept", accept()},
+				newRule("tcp dport < 3 reject with tcp reset", l4proto(unix.IPPROTO_TCP), below(destination, firstPort), reset()),
+				newRule("udp dport < 3 reject with icmpx port-unreachable", l4proto(unix.IPPROTO_UDP), below(destination, firstPort),
+					reject(unix.NFT_REJECT_ICMPX_PORT_UNREACH)),
+				newRule("accept", accept()),
 			}},
 			// From an own address to another. A tproxy rule whose socket is gone does not match, and the packet
 			// is refused further down.
 			{name: "away", rules: []rule{
-				{"tcp dport 53 tproxy to :2 accept", slices.Concat(l4proto(unix.IPPROTO_TCP), is(transport, destination, port(53)), tproxy(portDNSTCP), accept())},
-				{"meta l4proto tcp tproxy to :1 accept", slices.Concat(l4proto(unix.IPPROTO_TCP), tproxy(portStream), accept())},
-				{"udp dport 53 tproxy to :1 accept", slices.Concat(l4proto(unix.IPPROTO_UDP), is(transport, destination, port(53)), tproxy(portDNS), accept())},
-				{"meta l4proto udp reject with icmpx port-unreachable", slices.Concat(l4proto(unix.IPPROTO_UDP), reject(unix.NFT_REJECT_ICMPX_PORT_UNREACH))},
-				{"reject with icmpx admin-prohibited", reject(unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED)},
+				newRule("tcp dport 53 tproxy to :2 accept", l4proto(unix.IPPROTO_TCP), is(transport, destination, port(53)), tproxy(portDNSTCP), accept()),
+				newRule("meta l4proto tcp tproxy to :1 accept", l4proto(unix.IPPROTO_TCP), tproxy(portStream), accept()),
+				newRule("udp dport 53 tproxy to :1 accept", l4proto(unix.IPPROTO_UDP), is(transport, destination, port(53)), tproxy(portDNS), accept()),
+				newRule("meta l4proto udp reject with icmpx port-unreachable", l4proto(unix.IPPROTO_UDP), reject(unix.NFT_REJECT_ICMPX_PORT_UNREACH)),
+				newRule("reject with icmpx admin-prohibited", reject(unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED)),
 			}},
 			{name: "in", isBase: true, drop: true, hook: *nftables.ChainHookPrerouting, rules: []rule{
-				{"ip daddr 127.0.0.0/8 goto own", slices.Concat(nfproto(unix.NFPROTO_IPV4), is(network, 16, []byte{127}), goTo("own"))},
-				{"ip daddr 192.0.2.1 goto own", slices.Concat(nfproto(unix.NFPROTO_IPV4), is(network, 16, Address4.AsSlice()), goTo("own"))},
-				{"ip6 daddr ::1 goto own", slices.Concat(nfproto(unix.NFPROTO_IPV6), is(network, 24, netip.IPv6Loopback().AsSlice()), goTo("own"))},
-				{"ip6 daddr 2001:db8::1 goto own", slices.Concat(nfproto(unix.NFPROTO_IPV6), is(network, 24, Address6.AsSlice()), goTo("own"))},
-				{"ip saddr 192.0.2.1 goto away", slices.Concat(nfproto(unix.NFPROTO_IPV4), is(network, 12, Address4.AsSlice()), goTo("away"))},
-				{"ip6 saddr 2001:db8::1 goto away", slices.Concat(nfproto(unix.NFPROTO_IPV6), is(network, 8, Address6.AsSlice()), goTo("away"))},
+				newRule("ip daddr 127.0.0.0/8 goto own", nfproto(unix.NFPROTO_IPV4), is(network, 16, []byte{127}), goTo("own")),
+				newRule("ip daddr 192.0.2.1 goto own", nfproto(unix.NFPROTO_IPV4), is(network, 16, Address4.AsSlice()), goTo("own")),
+				newRule("ip6 daddr ::1 goto own", nfproto(unix.NFPROTO_IPV6), is(network, 24, netip.IPv6Loopback().AsSlice()), goTo("own")),
+				newRule("ip6 daddr 2001:db8::1 goto own", nfproto(unix.NFPROTO_IPV6), is(network, 24, Address6.AsSlice()), goTo("own")),
+				newRule("ip saddr 192.0.2.1 goto away", nfproto(unix.NFPROTO_IPV4), is(network, 12, Address4.AsSlice()), goTo("away")),
+				newRule("ip6 saddr 2001:db8::1 goto away", nfproto(unix.NFPROTO_IPV6), is(network, 8, Address6.AsSlice()), goTo("away")),
 				// From the loopback, or from an address that is not the sandbox's: a program can bind any of IPv4,
 				// because a local route covers all (IPv6 keeps its tables apart). The refusals must reach it there.
-				{"tcp flags rst accept", slices.Concat(l4proto(unix.IPPROTO_TCP), hasFlag(tcpReset), accept())},
-				{"meta l4proto tcp reject with tcp reset", slices.Concat(l4proto(unix.IPPROTO_TCP), reset())},
-				{"icmp type destination-unreachable accept", slices.Concat(nfproto(unix.NFPROTO_IPV4), l4proto(unix.IPPROTO_ICMP),
-					is(transport, 0, []byte{icmpUnreachable}), accept())},
-				{"reject with icmpx admin-prohibited", reject(unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED)},
+				newRule("tcp flags rst accept", l4proto(unix.IPPROTO_TCP), hasFlag(tcpReset), accept()),
+				newRule("meta l4proto tcp reject with tcp reset", l4proto(unix.IPPROTO_TCP), reset()),
+				newRule("icmp type destination-unreachable accept", nfproto(unix.NFPROTO_IPV4), l4proto(unix.IPPROTO_ICMP),
+					is(transport, 0, []byte{icmpUnreachable}), accept()),
+				newRule("reject with icmpx admin-prohibited", reject(unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED)),
 			}},
 			// Answers come from the port that was asked. A socket bound to port 53 itself would take it from
 			// the programs.
 			{name: "out", isBase: true, hook: *nftables.ChainHookOutput, rules: []rule{
-				{"udp sport 1 udp sport set 53", slices.Concat(l4proto(unix.IPPROTO_UDP), is(transport, source, port(portDNS)), setSource(53))},
+				newRule("udp sport 1 udp sport set 53", l4proto(unix.IPPROTO_UDP), is(transport, source, port(portDNS)), setSource(53)),
 			}},
 		},
 	}

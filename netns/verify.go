@@ -2,15 +2,16 @@ package netns
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	nl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -122,29 +123,26 @@ func prefix(ip, mask []byte) netip.Prefix {
 
 // verifyRules compares all chains and rules of nf_tables, of every family.
 func (p plan) verifyRules() error {
-	c, err := nftables.New(nftables.AsLasting())
+	c, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return fmt.Errorf("open nf_tables socket: %w", err)
 	}
-	chains, err := c.ListChains()
-	if err = errors.Join(err, c.CloseLasting()); err != nil {
-		return fmt.Errorf("list nf_tables chains: %w", err)
+	got, err := loadedChains(c)
+	if err != nil {
+		return errors.Join(fmt.Errorf("list nf_tables chains: %w", err), c.Close())
 	}
-	var want, got []string
+	loaded, err := loadedRules(c)
+	if err = errors.Join(err, c.Close()); err != nil {
+		return fmt.Errorf("list nf_tables rules: %w", err)
+	}
+	var want []string
 	for _, c := range p.chains {
 		want = append(want, c.String())
-	}
-	for _, c := range chains {
-		got = append(got, describe(c))
 	}
 	slices.Sort(want)
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
 		return fmt.Errorf("nf_tables chains are %q, not %q", got, want)
-	}
-	loaded, err := loadedRules()
-	if err != nil {
-		return fmt.Errorf("list nf_tables rules: %w", err)
 	}
 	count := 0
 	for _, c := range p.chains {
@@ -168,86 +166,103 @@ func (p plan) verifyRules() error {
 	return nil
 }
 
+// String returns the whole chain without its rules, as [loadedChains] does.
 func (c chain) String() string {
 	if !c.isBase {
-		return tableName + " " + c.name
+		return fmt.Sprintf("family %d %s %s", unix.NFPROTO_INET, tableName, c.name)
 	}
-	return fmt.Sprintf("%s %s hook %d priority %d policy %d", tableName, c.name, c.hook, *nftables.ChainPriorityMangle, c.policy())
+	return fmt.Sprintf("family %d %s %s type %s hook %d priority %d policy %d", unix.NFPROTO_INET, tableName, c.name, nftables.ChainTypeFilter, c.hook,
+		*nftables.ChainPriorityMangle, c.policy())
 }
 
-// describe returns what [chain.String] does for a chain like ours.
-func describe(c *nftables.Chain) string {
-	s := c.Table.Name + " " + c.Name
-	if c.Table.Family != nftables.TableFamilyINet {
-		s = fmt.Sprintf("family %d %s", c.Table.Family, s)
+// loadedChains describes all chains of the namespace.
+func loadedChains(c *nl.Conn) ([]string, error) {
+	var all []string
+	err := dump(c, unix.NFT_MSG_GETCHAIN, func(family byte, attributes map[uint16][]byte) error {
+		text := fmt.Sprintf("family %d %s %s", family, unix.ByteSliceToString(attributes[unix.NFTA_CHAIN_TABLE]), unix.ByteSliceToString(attributes[unix.NFTA_CHAIN_NAME]))
+		if hook, ok := attributes[unix.NFTA_CHAIN_HOOK]; ok {
+			h, err := unmarshal(hook)
+			if err != nil {
+				return err
+			}
+			text += fmt.Sprintf(" type %s hook %d priority %d policy %d", unix.ByteSliceToString(attributes[unix.NFTA_CHAIN_TYPE]),
+				number(h[unix.NFTA_HOOK_HOOKNUM]), int32(number(h[unix.NFTA_HOOK_PRIORITY])), number(attributes[unix.NFTA_CHAIN_POLICY])) //nolint:gosec // the kernel's is signed
+		}
+		all = append(all, text)
+		return nil
+	})
+	return all, err
+}
+
+// number returns the value of an attribute; one that is absent is 2^32-1, which none is.
+func number(data []byte) uint32 {
+	if len(data) != 4 {
+		return math.MaxUint32
 	}
-	if c.Hooknum != nil && c.Priority != nil && c.Policy != nil {
-		s += fmt.Sprintf(" hook %d priority %d policy %d", *c.Hooknum, *c.Priority, *c.Policy)
-	}
-	if c.Type != "" && c.Type != nftables.ChainTypeFilter {
-		s += " type " + string(c.Type)
-	}
-	return s
+	return binary.BigEndian.Uint32(data)
 }
 
 // loadedRules returns the expressions of all rules in order, by table and chain. It does not use
 // nftables.Conn.GetRules, which cannot read tproxy (v0.3.0 takes the family for one byte of four).
-func loadedRules() (map[[2]string][][]byte, error) {
-	c, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return nil, err
-	}
-	messages, err := c.Execute(nl.Message{
-		Header: nl.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE, Flags: nl.Request | nl.Dump},
-		Data:   []byte{unix.NFPROTO_UNSPEC, unix.NFNETLINK_V0, 0, 0},
-	})
-	if err = errors.Join(err, c.Close()); err != nil {
-		return nil, err
-	}
+func loadedRules(c *nl.Conn) (map[[2]string][][]byte, error) {
 	rules := make(map[[2]string][][]byte)
+	err := dump(c, unix.NFT_MSG_GETRULE, func(_ byte, attributes map[uint16][]byte) error {
+		key := [2]string{unix.ByteSliceToString(attributes[unix.NFTA_RULE_TABLE]), unix.ByteSliceToString(attributes[unix.NFTA_RULE_CHAIN])}
+		rules[key] = append(rules[key], attributes[unix.NFTA_RULE_EXPRESSIONS])
+		return nil
+	})
+	return rules, err
+}
+
+// dump calls f for each object of nf_tables that a request lists, of all families.
+func dump(c *nl.Conn, request nl.HeaderType, f func(family byte, attributes map[uint16][]byte) error) error {
+	messages, err := c.Execute(message(unix.NFNL_SUBSYS_NFTABLES<<8|request, nl.Request|nl.Dump, unix.NFPROTO_UNSPEC, 0))
+	if err != nil {
+		return err
+	}
 	for _, m := range messages {
 		if len(m.Data) < 4 {
-			return nil, errors.New("short message")
+			return errors.New("short message")
 		}
-		attributes, err := nl.UnmarshalAttributes(m.Data[4:])
+		attributes, err := unmarshal(m.Data[4:])
+		if err == nil {
+			err = f(m.Data[0], attributes)
+		}
 		if err != nil {
-			return nil, err
+			return err
 		}
-		var key [2]string
-		var exprs []byte
-		for _, a := range attributes {
-			switch a.Type {
-			case unix.NFTA_RULE_TABLE:
-				key[0] = unix.ByteSliceToString(a.Data)
-			case unix.NFTA_RULE_CHAIN:
-				key[1] = unix.ByteSliceToString(a.Data)
-			case unix.NFTA_RULE_EXPRESSIONS:
-				exprs = a.Data
-			}
-		}
-		rules[key] = append(rules[key], exprs)
 	}
-	return rules, nil
+	return nil
+}
+
+// unmarshal returns attributes by type. No type that is looked at occurs twice.
+func unmarshal(data []byte) (map[uint16][]byte, error) {
+	list, err := nl.UnmarshalAttributes(data)
+	all := make(map[uint16][]byte, len(list))
+	for _, a := range list {
+		all[a.Type&^(nl.Nested|nl.NetByteOrder)] = a.Data
+	}
+	return all, err
 }
 
 // verify compares a rule with the kernel's form of it.
 func (r rule) verify(loaded []byte) error {
+	if v := r.verified.Load(); v != nil && bytes.Equal(*v, loaded) {
+		return nil
+	}
 	list, err := nl.UnmarshalAttributes(loaded)
 	if err != nil {
 		return err
 	}
-	if len(list) != len(r.exprs) {
-		return fmt.Errorf("has %d expressions, not %d", len(list), len(r.exprs))
+	if len(list) != len(r.sent) {
+		return fmt.Errorf("has %d expressions, not %d", len(list), len(r.sent))
 	}
-	for i, e := range r.exprs {
-		sent, err := expr.Marshal(unix.NFPROTO_INET, e)
-		if err != nil {
-			return err
-		}
+	for i, sent := range r.sent {
 		if !within(sent, list[i].Data) {
 			return fmt.Errorf("expression %d is %x, not %x", i, list[i].Data, sent)
 		}
 	}
+	r.verified.Store(&loaded)
 	return nil
 }
 

@@ -429,6 +429,16 @@ var Operations = []Operation{
 		Answers: []Answer{{Status: 200, Type: api.TypeTar}},
 	},
 	{
+		ID: "build", Method: "POST", Path: "/v1/builds", Tag: "Images", Summary: "Build an image of a Dockerfile",
+		Detail: "The body is the context; plain, gzip or zstd. One line an event; the last has `image` or `error`. [Builds](builds.md) lists what is understood and what is bounded.",
+		Query:  []Parameter{{Name: "options", Type: "object", JSON: api.Build{}, Detail: "What to build, as JSON.", Example: `{"tags":["localhost:5000/built:1"]}`}},
+		Body:   tarBody("a context"),
+		Answers: []Answer{lines(
+			api.BuildEvent{Step: 1, Steps: 2, Stage: "0", Line: 1, Text: "FROM " + toolImage, Status: api.BuildDone},
+			api.BuildEvent{Stream: "stdout", Output: "hi\n"}, api.BuildEvent{Image: &stored})},
+	},
+
+	{
 		ID: "listSecrets", Method: "GET", Path: "/v1/secrets", Tag: "Secrets", Summary: "List secrets",
 		Detail:  "Those of the caller, by name, without their values; the operator's include those of the daemon's file (`--secrets`).",
 		Answers: []Answer{ok(api.SecretList{Secrets: []api.Secret{github}})},
@@ -447,15 +457,6 @@ var Operations = []Operation{
 	{
 		ID: "deleteSecret", Method: "DELETE", Path: "/v1/secrets/{secret}", Tag: "Secrets", Summary: "Remove a secret",
 		Detail: "Running sandboxes that have it are left with a placeholder that stands for nothing.", Answers: []Answer{noContent},
-	},
-	{
-		ID: "build", Method: "POST", Path: "/v1/builds", Tag: "Images", Summary: "Build an image of a Dockerfile",
-		Detail: "The body is the context; plain, gzip or zstd. One line an event; the last has `image` or `error`. [Builds](builds.md) lists what is understood and what is bounded.",
-		Query:  []Parameter{{Name: "options", Type: "object", JSON: api.Build{}, Detail: "What to build, as JSON.", Example: `{"tags":["localhost:5000/built:1"]}`}},
-		Body:   tarBody("a context"),
-		Answers: []Answer{lines(
-			api.BuildEvent{Step: 1, Steps: 2, Stage: "0", Line: 1, Text: "FROM " + toolImage, Status: api.BuildDone},
-			api.BuildEvent{Stream: "stdout", Output: "hi\n"}, api.BuildEvent{Image: &stored})},
 	},
 
 	{

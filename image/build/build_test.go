@@ -268,15 +268,16 @@ func TestKeyFollowsFromWhatAStepIsMadeOf(t *testing.T) {
 	}
 	keys := map[string]string{run.Key("p", ""): "itself"}
 	for name, change := range map[string]func(*Run) string{
-		"argv":   func(r *Run) string { r.Argv = []string{"b"}; return r.Key("p", "") },
-		"words":  func(r *Run) string { r.Argv = []string{"\xff"}; return r.Key("p", "") },
-		"words2": func(r *Run) string { r.Argv = []string{"\xfe"}; return r.Key("p", "") },
-		"env":    func(r *Run) string { r.Env = []string{"X=2"}; return r.Key("p", "") },
-		"cwd":    func(r *Run) string { r.Cwd = "/x"; return r.Key("p", "") },
-		"user":   func(r *Run) string { r.User = "v"; return r.Key("p", "") },
-		"script": func(r *Run) string { r.Script = "#!"; return r.Key("p", "") },
-		"parent": func(r *Run) string { return r.Key("q", "") },
-		"epoch":  func(r *Run) string { return r.Key("p", "1") },
+		"argv":    func(r *Run) string { r.Argv = []string{"b"}; return r.Key("p", "") },
+		"words":   func(r *Run) string { r.Argv = []string{"\xff"}; return r.Key("p", "") },
+		"words2":  func(r *Run) string { r.Argv = []string{"\xfe"}; return r.Key("p", "") },
+		"env":     func(r *Run) string { r.Env = []string{"X=2"}; return r.Key("p", "") },
+		"cwd":     func(r *Run) string { r.Cwd = "/x"; return r.Key("p", "") },
+		"user":    func(r *Run) string { r.User = "v"; return r.Key("p", "") },
+		"network": func(r *Run) string { r.Network = ""; return r.Key("p", "") },
+		"script":  func(r *Run) string { r.Script = "#!"; return r.Key("p", "") },
+		"parent":  func(r *Run) string { return r.Key("q", "") },
+		"epoch":   func(r *Run) string { return r.Key("p", "1") },
 	} {
 		r := run
 		k := change(&r)

@@ -53,7 +53,7 @@ type Run struct {
 	Proxy   []string // variables of proxies, for the program; the result does not depend on them
 	Cwd     string
 	User    string
-	Network string // always "none"
+	Network string // "none", or empty for that of the build
 	// Script is a here-document that is a program of its own, beginning with "#!"; the last word of
 	// Argv is its path.
 	Script string
@@ -374,7 +374,10 @@ const scriptDir = "/dev/pipes/"
 
 func (e *evaluation) run(c *instructions.RunCommand) error {
 	config := &e.image.Config
-	r := &Run{Cwd: path.Join("/", config.WorkingDir), User: config.User, Network: "none"} // a base may have it relative
+	r := &Run{Cwd: path.Join("/", config.WorkingDir), User: config.User} // a base may have it relative
+	if instructions.GetNetwork(c) == instructions.NetworkNone {
+		r.Network = "none"
+	}
 	line := c.ShellDependantCmdLine
 	if len(line.CmdLine) == 0 || !line.PrependShell && line.CmdLine[0] == "" {
 		return invalidf("RUN: no program is named")

@@ -181,7 +181,7 @@ func supportedRun(c *instructions.RunCommand) error {
 		return invalidf("RUN --security=%s is not supported: programs run in a sandbox", instructions.GetSecurity(c))
 	}
 	if n := instructions.GetNetwork(c); n != instructions.NetworkDefault && n != instructions.NetworkNone {
-		return invalidf("RUN --network=%s is not supported: the only network is none", n)
+		return invalidf("RUN --network=%s is not supported: a step has the build's network, or none", n)
 	}
 	return nil
 }

@@ -157,6 +157,24 @@ func TestCommands(t *testing.T) {
 		{name: "run --learn without a network", args: "run --learn --network none -- x", stderr: has("needs no policy"), code: 125, check: nothingAsked},
 
 		{
+			name: "ports of every kind", args: "create --network full -p 80 -p 8080:80/tcp -p 127.0.0.2:5353:53/udp -p [::1]:8081:81 -p unix:web.sock:82 -p unix:/run/sandboxd/ports/a:83/tcp",
+			check: func(f *cmdtest.Daemon) string {
+				return cmp.Diff([]api.PortMapping{
+					{Port: 80},
+					{Port: 80, HostPort: 8080, Protocol: "tcp"},
+					{Port: 53, HostPort: 5353, Address: "127.0.0.2", Protocol: "udp"},
+					{Port: 81, HostPort: 8081, Address: "::1"},
+					{Port: 82, Socket: "web.sock"},
+					{Port: 83, Socket: "/run/sandboxd/ports/a", Protocol: "tcp"},
+				}, f.Creates[0].Ports)
+			},
+		},
+		{name: "a port of another protocol", args: "create --network full -p 80/sctp", stderr: has(`"sctp" is neither tcp nor udp`), code: 2, check: nothingAsked},
+		{name: "a socket without a name", args: "create --network full -p unix::80", stderr: has("the socket has no name"), code: 2, check: nothingAsked},
+		{name: "a socket without a port", args: "create --network full -p unix:web", stderr: has(`"web" is no port number`), code: 2, check: nothingAsked},
+		{name: "port", args: "port sb1", setup: publishing, stdout: is("80/tcp -> 127.0.0.1:8080\n53/udp -> [::1]:5353\n82/tcp -> unix:/run/w\\x1b\n"), stderr: none},
+
+		{
 			name: "secret set", args: "secret set github --host api.github.com --method GET --path /repos/* --variable GITHUB_TOKEN", stdin: "ghp_value\n", stdout: is("github\n"), stderr: none,
 			check: func(f *cmdtest.Daemon) string {
 				want := api.SetSecret{Kind: api.SecretBearer, Value: "ghp_value", Host: "api.github.com", Methods: []string{"GET"}, Paths: []string{"/repos/*"}, Variable: "GITHUB_TOKEN"}
@@ -320,6 +338,13 @@ func TestCommands(t *testing.T) {
 
 func oneSandbox(f *cmdtest.Daemon) {
 	f.Sandboxes = []api.Sandbox{{ID: "sb1", Name: "first", Image: "host", State: api.StateRunning, Labels: map[string]string{"k": "v"}}}
+}
+
+func publishing(f *cmdtest.Daemon) {
+	oneSandbox(f)
+	f.Sandboxes[0].Ports = []api.PortMapping{
+		{Port: 80, HostPort: 8080, Address: "127.0.0.1", Protocol: "tcp"}, {Port: 53, HostPort: 5353, Address: "::1", Protocol: "udp"}, {Port: 82, Socket: "/run/w\x1b", Protocol: "tcp"},
+	}
 }
 
 func someFlows(f *cmdtest.Daemon) {

@@ -143,7 +143,7 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	s.egress.Least = 1
 	f.Var(&s.network, "network", cmdline.NetworkUsage)
 	f.StringArrayVar(&s.secrets, "secret", nil, "`name` of a secret that the gateway puts into requests (sandboxd secret ls); repeatable")
-	f.StringArrayVarP(&s.publish, "publish", "p", nil, "publish a port of the sandbox: `[[ADDRESS:]HOSTPORT:]PORT`, by default at 127.0.0.1; repeatable")
+	f.StringArrayVarP(&s.publish, "publish", "p", nil, "publish a port of the sandbox: `[[ADDRESS:]HOSTPORT:]PORT[/udp]`, by default at 127.0.0.1, or unix:NAME:PORT; repeatable")
 	f.Var(&s.egress, "max-egress", "maximum bytes that leave over the network, such as 100m")
 	f.Uint64Var(&s.nofile, "nofile", 0, "maximum `number` of open files per process")
 	f.Var(&s.lifetime, "lifetime", "maximum lifetime of the sandbox (default: the daemon's)")

@@ -8,8 +8,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
@@ -17,13 +19,13 @@ import (
 	"github.com/sandboxd/sandboxd/internal/relay"
 )
 
-// parsePorts reads values of --publish: [[ADDRESS:]HOSTPORT:]PORT[/tcp].
+// parsePorts reads values of --publish: [[ADDRESS:]HOSTPORT:]PORT[/tcp|udp], or unix:NAME:PORT.
 func parsePorts(values []string) ([]api.PortMapping, error) {
 	var ports []api.PortMapping
 	for _, v := range values {
 		m, err := parsePort(v)
 		if err != nil {
-			return nil, cmdline.Usagef("--publish %q: %v; want [[ADDRESS:]HOSTPORT:]PORT, such as 8080:80", v, err)
+			return nil, cmdline.Usagef("--publish %q: %v; want [[ADDRESS:]HOSTPORT:]PORT[/udp], such as 8080:80, or unix:NAME:PORT", v, err)
 		}
 		ports = append(ports, m)
 	}
@@ -31,24 +33,29 @@ func parsePorts(values []string) ([]api.PortMapping, error) {
 }
 
 func parsePort(v string) (m api.PortMapping, err error) {
-	v, protocol, _ := strings.Cut(v, "/")
-	if m.Protocol = protocol; protocol != "" && protocol != "tcp" {
-		return m, fmt.Errorf("only tcp can be published, not %q", protocol)
-	}
-	inside := v
+	host, inside := "", v
 	if i := strings.LastIndexByte(v, ':'); i >= 0 {
-		host := v[:i]
-		inside = v[i+1:]
-		if j := strings.LastIndexByte(host, ':'); j >= 0 {
-			m.Address, host = strings.Trim(host[:j], "[]"), host[j+1:]
-		}
-		if host != "" {
-			if m.HostPort, err = portNumber(host); err != nil {
-				return m, err
-			}
-		}
+		host, inside = v[:i], v[i+1:]
 	}
-	m.Port, err = portNumber(inside)
+	inside, m.Protocol, _ = strings.Cut(inside, "/")
+	if m.Protocol != "" && m.Protocol != "tcp" && m.Protocol != "udp" {
+		return m, fmt.Errorf("%q is neither tcp nor udp", m.Protocol)
+	}
+	if m.Port, err = portNumber(inside); err != nil {
+		return m, err
+	}
+	if name, ok := strings.CutPrefix(host, "unix:"); ok {
+		if m.Socket = name; name == "" {
+			return m, errors.New("the socket has no name")
+		}
+		return m, nil
+	}
+	if i := strings.LastIndexByte(host, ':'); i >= 0 {
+		m.Address, host = strings.Trim(host[:i], "[]"), host[i+1:]
+	}
+	if host != "" {
+		m.HostPort, err = portNumber(host)
+	}
 	return m, err
 }
 
@@ -64,8 +71,9 @@ func newPort(d deps) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "port SANDBOX",
 		Short: "List the published ports of a sandbox",
-		Long:  `List the published ports of a sandbox: each port, and where it is at this host.`,
-		Args:  cmdline.UsageArgs(cobra.ExactArgs(1)),
+		Long: `List the published ports of a sandbox: each port, and where it is at this host: an
+address with a port, or the path of a Unix socket.`,
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c := d.Client()
 			defer c.Close()
@@ -74,7 +82,11 @@ func newPort(d deps) *cobra.Command {
 				return err
 			}
 			for _, p := range sb.Ports {
-				fmt.Fprintf(d.Stdout, "%d/%s -> %s\n", p.Port, p.Protocol, net.JoinHostPort(p.Address, strconv.Itoa(int(p.HostPort))))
+				at := "unix:" + p.Socket
+				if p.Socket == "" {
+					at = net.JoinHostPort(p.Address, strconv.Itoa(int(p.HostPort)))
+				}
+				fmt.Fprintf(d.Stdout, "%d/%s -> %s\n", p.Port, p.Protocol, cmdline.Printable(at))
 			}
 			return nil
 		},
@@ -89,9 +101,11 @@ func newOpen(d deps) *cobra.Command {
 		Use:   "open [flags] SANDBOX PORT",
 		Short: "Make a port of a sandbox reachable at this host until Ctrl-C",
 		Long: `Make a server that runs in a sandbox reachable at an address of this host, and print
-its URL. Any protocol over TCP works, not only HTTP. It ends with Ctrl-C.`,
+its URL. Any protocol over TCP works, not only HTTP. With unix:PATH it is a new Unix
+socket that only you can open. It ends with Ctrl-C.`,
 		Example: `  sandboxd open work 8000
-  sandboxd open --listen 127.0.0.1:5432 db 5432`,
+  sandboxd open --listen 127.0.0.1:5432 db 5432
+  sandboxd open --listen unix:./db.sock db 5432`,
 		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			port, err := portNumber(args[1])
@@ -101,7 +115,7 @@ its URL. Any protocol over TCP works, not only HTTP. It ends with Ctrl-C.`,
 			return runOpen(cmd.Context(), args[0], port, listen, d)
 		},
 	}
-	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "`address` to listen on, with a port; 0 is one that is free")
+	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "`address` to listen on, with a port, of which 0 is one that is free; or unix:PATH")
 	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
@@ -112,12 +126,16 @@ func runOpen(ctx context.Context, id string, port uint16, listen string, d deps)
 	if _, err := c.GetSandbox(ctx, id); err != nil {
 		return err
 	}
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
+	l, err := listenOn(ctx, listen)
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", listen, err)
 	}
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	fmt.Fprintf(d.Stdout, "http://%s/\n", l.Addr())
+	if l.Addr().Network() == "unix" {
+		fmt.Fprintln(d.Stdout, listen)
+	} else {
+		fmt.Fprintf(d.Stdout, "http://%s/\n", l.Addr())
+	}
 	var open sync.WaitGroup
 	defer open.Wait()
 	for {
@@ -134,6 +152,25 @@ func runOpen(ctx context.Context, id string, port uint16, listen string, d deps)
 			}
 		})
 	}
+}
+
+// listenOn listens on an address with a port, or on a new Unix socket of our user, which Close
+// removes.
+func listenOn(ctx context.Context, where string) (net.Listener, error) {
+	path, ok := strings.CutPrefix(where, "unix:")
+	if !ok {
+		return new(net.ListenConfig).Listen(ctx, "tcp", where)
+	}
+	if path == "" || path[0] == '@' { // an abstract socket is open to all users
+		return nil, errors.New("a Unix socket needs a path")
+	}
+	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
+		var cerr error
+		// The mode of the unbound socket is that of the file which bind makes: it never is wider.
+		err := conn.Control(func(fd uintptr) { cerr = unix.Fchmod(int(fd), 0o600) })
+		return errors.Join(err, cerr)
+	}}
+	return config.Listen(ctx, "unix", path)
 }
 
 // forward passes a connection on to a port of a sandbox.

@@ -107,7 +107,8 @@ func (p *process) replied(r *request, files []*os.File) error {
 	return p.asker.deliver(got)
 }
 
-// peers returns what a network asks about the sandboxes in its named networks; nil if it is in none.
+// peers returns what a network asks about the sandboxes in its named networks; nil if it is in
+// none.
 func (a *asker) peers(id string, networks []string) *gateway.Peers {
 	if len(networks) == 0 {
 		return nil

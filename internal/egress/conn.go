@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -29,9 +30,12 @@ type conn struct {
 	hello  chan *hello             // gets the first message
 	ended  chan struct{}           // closed when nothing more is received
 	report int                     // end of a pipe with the report of a crash; -1 until it was asked for
+	ctx    context.Context         //nolint:containedctx // ends before ended is closed
+	cancel context.CancelFunc
 
-	mu      sync.Mutex // guards those below
-	number  uint64     // of the last request
+	mu      sync.Mutex       // guards those below
+	asks    map[*network]int // under way
+	number  uint64           // of the last request
 	waiting chan answer
 	reason  error // of the end
 }
@@ -46,8 +50,9 @@ func newConn(f *os.File, c clock, event func(gateway.Event), asked func(*conn, *
 		return nil, errors.Join(err, socket.Close())
 	}
 	n := &conn{
-		socket: socket, raw: raw, time: c, began: c.now(), event: event, asked: asked, hello: make(chan *hello, 1), ended: make(chan struct{}), report: -1,
+		socket: socket, raw: raw, time: c, began: c.now(), event: event, asked: asked, hello: make(chan *hello, 1), ended: make(chan struct{}), report: -1, asks: make(map[*network]int),
 	}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
 	go n.receive()
 	return n, nil
 }
@@ -56,6 +61,7 @@ func newConn(f *os.File, c clock, event func(gateway.Event), asked func(*conn, *
 func (c *conn) receive() {
 	defer close(c.ended)
 	defer c.socket.Close()
+	defer c.cancel()
 	limit := rate.NewLimiter(eventRate, eventRate)
 	greeted := false
 	for {
@@ -89,8 +95,9 @@ func (c *conn) receive() {
 				c.fail(err)
 				return
 			}
-		default:
-			e, err := m.Event.event()
+		}
+		for i := range m.Events {
+			e, err := m.Events[i].event()
 			if err != nil {
 				c.fail(err)
 				return
@@ -98,7 +105,7 @@ func (c *conn) receive() {
 			c.event(e)
 		}
 		now := c.time.now()
-		if r := limit.ReserveN(now, 1); r.DelayFrom(now) > 0 {
+		if r := limit.ReserveN(now, max(1, len(m.Events))); r.DelayFrom(now) > 0 {
 			// A gateway that was taken over must not have all of the daemon's processor time. An honest one
 			// drops events and counts them meanwhile.
 			<-c.time.after(r.DelayFrom(now))

@@ -20,8 +20,8 @@ import (
 
 func init() { roles["faulty"] = faulty }
 
-// faulty is a gateway that crashes when a certain name is looked up, in a goroutine that was started
-// for that, as a library's may be.
+// faulty is a gateway that crashes when a certain name is looked up. It does so in a goroutine that
+// was started for the lookup, as a library's may be.
 func faulty([]string) error {
 	askHost = func(_ context.Context, _, host string) ([]netip.Addr, error) {
 		if host == "crash.example.com." {
@@ -110,7 +110,7 @@ func TestQuarantine(t *testing.T) {
 		t.Fatal(err)
 	}
 	add("bad")
-	if code := boxes["bad"].resolve(t, "example.com"); code != dnsmessage.RCodeSuccess {
+	if code := boxes["bad"].resolve(t, "www.example.com"); code != dnsmessage.RCodeSuccess {
 		t.Errorf("after a new start: %v", code)
 	}
 }
@@ -237,5 +237,18 @@ func TestSpent(t *testing.T) {
 	s.note(&gateway.Event{Kind: gateway.Request, Allow: true, Addr: netip.MustParseAddr("192.0.2.7"), Spent: &gateway.Spent{Hosts: 1}})
 	if next := s.next(); !slices.Equal(next.Known, []string{"192.0.2.7"}) {
 		t.Errorf("%+v", next)
+	}
+}
+
+// The check for doctor tells a bound that is lower than the number of sandboxes.
+func TestCheckTellsTheBound(t *testing.T) {
+	for networks, told := range map[int]bool{enough - 1: true, enough: false} {
+		g, _ := perform(t, func(gateway.Event) {}, func(p *player) {
+			p.say(fmt.Sprintf(`{"hello":{"landlock":1,"networks":%d}}`, networks))
+			_, _ = p.hear() // until the end
+		})
+		if c := g.Check(); !c.OK || strings.Contains(c.Found, "LimitNOFILE") != told {
+			t.Errorf("%d networks: %+v", networks, c)
+		}
 	}
 }

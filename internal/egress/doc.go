@@ -12,7 +12,7 @@
 //	  │◄──────────────────────────── {"answer": …} ──── │
 //	  │ {"number":2,"set_policy":{…}} ────────────────► │  resets the connections that the policy refuses
 //	  │ {"number":3,"remove":{…}} ────────────────────► │  resets all connections, then answers
-//	  │◄───────────────────────────── {"event": …} ──── │  at any time, in order per network
+//	  │◄───────────────────────────── {"events": …} ─── │  at any time, in order per network
 //	  │◄────────── {"ask":{"number":1,"name":"web"}} ── │  at any time: a name, or an address to connect to
 //	  │ {"reply":{"number":1,…}} + the connection ────► │  to each ask, in any order
 //	  │ end of file ──────────────────────────────────► │  ends
@@ -37,13 +37,16 @@
 // growing delays, and gets all networks again. Their connections are reset. The listening sockets
 // live on in daemon and launcher, so that connections wait meanwhile. The new process does not know
 // the names that the old one resolved: programs resolve again. Each network's record gets an event
-// of the kind [Restarted]. Budgets count anew.
+// of the kind [Restarted]. Events tell what was used of a budget, and the new process goes on from
+// there: what was used since the last event, as by flows under way, is not counted.
 //
 // A process also ends itself where another file has taken the name of resolv.conf, which Landlock
 // does not let it read. A file that is rewritten in place, or lies in a directory of its service,
 // is read anew without that.
 //
-// A panic in the code of one network ends the process for all networks. The delays bound the work
-// of restarts; a network that can crash the gateway again and again denies the network to all
-// others.
+// A panic in the code of one network ends the process for all networks. Its report goes through a
+// pipe to the daemon and names the network. After three of them, each less than an hour after the
+// one before, the process is told to refuse everything that comes from that network, unread, until
+// the sandbox is started again. A process that was killed, by the kernel for its memory too, has no
+// report: the growing delays bound the work of restarts.
 package egress

@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -83,6 +82,8 @@ const (
 	gapIn = 10 * time.Second
 	// maxTries bounds the processes that one operation may see end.
 	maxTries = 3
+	// enough is the number of sandboxes that a daemon may have at a time.
+	enough = 1000
 )
 
 // Gateway is the daemon's client of the gateway process, which it replaces when it ends. Its
@@ -114,9 +115,8 @@ type network struct {
 	cert   []byte // and key: of the authority
 	key    []byte
 	secret []secrets.Secret
-	joined []string     // named networks
-	asks   atomic.Int32 // under way
-	fds    []int        // plain, because files would put the sockets into our poller
+	joined []string // named networks
+	fds    []int    // plain, because files would put the sockets into our poller
 	record *record
 
 	// The rest needs Gateway.mu.
@@ -223,8 +223,12 @@ func (s *spent) note(e *gateway.Event) {
 		have *int64
 		told int64
 	}{
-		{&s.BytesOut, e.Spent.BytesOut}, {&s.BytesIn, e.Spent.BytesIn}, {&s.Connections, e.Spent.Connections},
-		{&s.Queries, e.Spent.Queries}, {&s.NameBytes, e.Spent.NameBytes}, {&s.Hosts, e.Spent.Hosts},
+		{&s.BytesOut, e.Spent.BytesOut},
+		{&s.BytesIn, e.Spent.BytesIn},
+		{&s.Connections, e.Spent.Connections},
+		{&s.Queries, e.Spent.Queries},
+		{&s.NameBytes, e.Spent.NameBytes},
+		{&s.Hosts, e.Spent.Hosts},
 	} {
 		*v.have = max(*v.have, v.told)
 	}
@@ -658,6 +662,9 @@ func (g *Gateway) Check() api.Check {
 		}
 	case !c.OK:
 		c.Found = fmt.Sprintf("without capabilities, held by a filter of system calls; serves at most %d sandboxes", g.hello.Networks)
+	}
+	if g.conn != nil && g.hello.Networks < enough {
+		c.Found += fmt.Sprintf(" (%d take a higher hard limit of open files: ulimit -Hn, LimitNOFILE=)", enough)
 	}
 	for _, missing := range g.hello.Missing {
 		c.Found += "; " + missing

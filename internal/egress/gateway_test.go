@@ -214,13 +214,13 @@ func TestHostileGateway(t *testing.T) {
 	for name, packet := range map[string]string{
 		"garbage":             "\xff\x00",
 		"no kind":             `{}`,
-		"an unknown field":    `{"event":{"network":"a","more":1}}`,
+		"an unknown field":    `{"events":[{"network":"a","more":1}]}`,
 		"a second hello":      greeting,
 		"an unasked answer":   `{"answer":{"number":99}}`,
 		"an answer again":     `{"answer":{"number":1}}`,
-		"a malformed event":   `{"event":{"network":"a","kind":"connection","protocol":"tcp","addr":"","reason":"\u001b[31m"}}`,
-		"a budget given back": `{"event":{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"BytesOut":-1}}}`,
-		"hosts in an event":   `{"event":{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Known":["a"]}}}`,
+		"a malformed event":   `{"events":[{"network":"a","kind":"connection","protocol":"tcp","addr":"","reason":"\u001b[31m"}]}`,
+		"a budget given back": `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"BytesOut":-1}}]}`,
+		"hosts in an event":   `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Known":["a"]}}]}`,
 		"a packet too large":  `{"answer":{"number":1,"error":"` + strings.Repeat("x", messages.MaxBytes) + `"}}`,
 		"an error too long":   `{"answer":{"number":1,"error":"` + strings.Repeat("x", maxError+1) + `"}}`,
 		"deeply nested":       strings.Repeat("[", 9000),
@@ -511,7 +511,7 @@ func TestSlowEvents(t *testing.T) {
 	release, slow := make(chan struct{}), make(chan gateway.Event, sent)
 	fast := make(chan gateway.Event, 10)
 	line := func(id string) string {
-		return `{"event":{"network":"` + id + `","kind":"query","protocol":"dns","addr":""}}`
+		return `{"events":[{"network":"` + id + `","kind":"query","protocol":"dns","addr":""}]}`
 	}
 	g, _ := perform(t, func(e gateway.Event) {
 		if e.Network == "fast" {
@@ -672,7 +672,7 @@ func TestRateOfEvents(t *testing.T) {
 	_, s := perform(t, func(gateway.Event) {}, func(p *player) {
 		p.say(greeting)
 		for range eventRate + more {
-			p.say(`{"event":{"network":"a","kind":"query","protocol":"dns","addr":""}}`)
+			p.say(`{"events":[{"network":"a","kind":"query","protocol":"dns","addr":""}]}`)
 		}
 		_, _ = p.hear()
 	})

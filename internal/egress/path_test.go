@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -38,7 +39,7 @@ var internet *outside.Network
 
 // inWorld runs the calling test once more, as root of a user namespace with a network and mounts of
 // its own. It returns true there.
-func inWorld(t *testing.T) bool {
+func inWorld(t testing.TB) bool {
 	t.Helper()
 	testenv.RequireUserNS(t)
 	requirePureGo(t)
@@ -46,7 +47,11 @@ func inWorld(t *testing.T) bool {
 		makeWorld(t)
 		return true
 	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+	args, passed := []string{"-test.run=^" + t.Name() + "$", "-test.v"}, "--- PASS: "+t.Name()
+	if _, ok := t.(*testing.B); ok {
+		args, passed = []string{"-test.run=^$", "-test.bench=^" + t.Name() + "$", "-test.benchtime=" + flag.Lookup("test.benchtime").Value.String()}, "ns/op"
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), worldVariable+"="+t.TempDir())
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWNS,
@@ -54,7 +59,7 @@ func inWorld(t *testing.T) bool {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
 	}
 	out, err := cmd.CombinedOutput()
-	if err != nil || !bytes.Contains(out, []byte("--- PASS: "+t.Name())) {
+	if err != nil || !bytes.Contains(out, []byte(passed)) {
 		t.Fatalf("in a world of its own: %v\n%s", err, out)
 	}
 	t.Logf("%s", out)
@@ -62,7 +67,7 @@ func inWorld(t *testing.T) bool {
 }
 
 // makeWorld sets up loopback, the Internet, and a resolver with its files.
-func makeWorld(t *testing.T) {
+func makeWorld(t testing.TB) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -134,7 +139,7 @@ func resolve(c net.PacketConn) {
 // sandbox is a namespace as sandboxes have.
 type sandbox struct{ *netns.Namespace }
 
-func newSandbox(t *testing.T) sandbox {
+func newSandbox(t testing.TB) sandbox {
 	t.Helper()
 	n, err := netns.Make()
 	if err != nil {
@@ -147,7 +152,7 @@ func newSandbox(t *testing.T) sandbox {
 func (s sandbox) sockets() Sockets { return Sockets{s.Stream, s.DNS, s.DNSTCP} }
 
 // dial connects from within.
-func (s sandbox) dial(t *testing.T, network, address string) net.Conn {
+func (s sandbox) dial(t testing.TB, network, address string) net.Conn {
 	t.Helper()
 	var c net.Conn
 	err := osthread.Run(func() (err error) {
@@ -168,7 +173,7 @@ func (s sandbox) dial(t *testing.T, network, address string) net.Conn {
 }
 
 // lookup asks for the address of a name.
-func (s sandbox) lookup(t *testing.T, network, name string) (dnsmessage.RCode, []dnsmessage.Resource) {
+func (s sandbox) lookup(t testing.TB, network, name string) (dnsmessage.RCode, []dnsmessage.Resource) {
 	t.Helper()
 	q := dnsmessage.Message{Header: dnsmessage.Header{ID: 7, RecursionDesired: true}, Questions: []dnsmessage.Question{{
 		Name: dnsmessage.MustNewName(name + "."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET,

@@ -12,16 +12,18 @@ import (
 )
 
 // Peers is the daemon's knowledge of sandboxes that share named networks. The network that asks is
-// one that the gateway serves, by its ID. Both functions fail with [gateway.ErrNoPeer] unless a peer
-// of that network has the name or address: a gateway that was taken over asks for anything.
+// one that the gateway serves, by its ID. Both functions fail with [gateway.ErrNoPeer] unless a
+// peer of that network has the name or address: a gateway that was taken over asks for anything.
 type Peers struct {
 	Find func(network string, name policy.Name) (gateway.Peer, error)
-	// Dial connects within a bounded time. The peer is valid with other errors too.
+	// Dial connects within a bounded time, and until ctx ends, with the gateway process. The peer is
+	// valid with other errors too.
 	Dial func(ctx context.Context, network string, to netip.AddrPort) (*net.TCPConn, gateway.Peer, error)
 }
 
 // mostAsks bounds the asks of one network that are under way. A network that replaces one with the
-// same ID, whose asks are not answered yet, has its own beside: twice those of names and connections.
+// same ID, whose asks are not answered yet, has its own beside: twice those of names and
+// connections.
 const mostAsks = 4 * maxAsks
 
 // asked replies to an ask of a gateway process. An error is that of a process that was taken over.
@@ -32,12 +34,12 @@ func (g *Gateway) asked(c *conn, a *ask) error {
 	if n == nil {
 		return fmt.Errorf("it has asked for network %.40q, which it does not serve", a.Network)
 	}
-	if n.asks.Add(1) > mostAsks {
+	if c.count(n, 1) > mostAsks {
 		return fmt.Errorf("it has asked more than %d times at once for network %s", mostAsks, a.Network)
 	}
 	g.asking.Go(func() {
-		defer n.asks.Add(-1)
-		tcp, r := g.reply(a)
+		defer c.count(n, -1)
+		tcp, r := g.reply(c.ctx, a)
 		if err := c.reply(&r, tcp); err != nil && tcp != nil {
 			r.Error = clean(err.Error(), maxError)
 			_ = c.reply(&r, nil) // fails if the process has ended
@@ -49,8 +51,20 @@ func (g *Gateway) asked(c *conn, a *ask) error {
 	return nil
 }
 
+// count changes the number of asks of a network that this process waits for, and returns it. A
+// process that takes its place begins with none.
+func (c *conn) count(n *network, by int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.asks[n] + by
+	if c.asks[n] = now; now == 0 {
+		delete(c.asks, n)
+	}
+	return now
+}
+
 // reply returns the reply to an ask. The connection is nil if there is none.
-func (g *Gateway) reply(a *ask) (*net.TCPConn, reply) {
+func (g *Gateway) reply(ctx context.Context, a *ask) (*net.TCPConn, reply) {
 	r := reply{Number: a.Number}
 	var got gateway.Peer
 	var tcp *net.TCPConn
@@ -62,7 +76,7 @@ func (g *Gateway) reply(a *ask) (*net.TCPConn, reply) {
 			got, err = g.cfg.Peers.Find(a.Network, name)
 		}
 	case a.Name == "" && g.cfg.Peers.Dial != nil:
-		tcp, got, err = g.cfg.Peers.Dial(g.ctx, a.Network, a.Dial)
+		tcp, got, err = g.cfg.Peers.Dial(ctx, a.Network, a.Dial)
 	}
 	if errors.Is(err, gateway.ErrNoPeer) {
 		return nil, r

@@ -234,6 +234,57 @@ func TestAsksAreBounded(t *testing.T) {
 	}
 }
 
+// What a process asked for ends with it, and does not count for the next.
+func TestAsksEndWithTheirProcess(t *testing.T) {
+	begun, ended := make(chan struct{}, 10*mostAsks), make(chan struct{}, 10*mostAsks)
+	peers := Peers{Dial: func(ctx context.Context, _ string, _ netip.AddrPort) (*net.TCPConn, gateway.Peer, error) {
+		begun <- struct{}{}
+		<-ctx.Done()
+		ended <- struct{}{}
+		return nil, gateway.Peer{}, context.Cause(ctx)
+	}}
+	var turns [3]chan struct{}
+	var parts []part
+	for i := range turns {
+		turns[i] = make(chan struct{})
+		parts = append(parts, func(p *player) {
+			p.say(greeting)
+			r, err := p.hear()
+			if err != nil {
+				return
+			}
+			p.got <- r
+			p.say(fmt.Sprintf(`{"answer":{"number":%d}}`, r.Number))
+			for n := range mostAsks {
+				p.say(fmt.Sprintf(`{"ask":{"number":%d,"network":"a","dial":"198.18.3.4:80"}}`, 1+n))
+			}
+			<-turns[i]
+		})
+	}
+	g, s := performFor(t, Config{Events: func(gateway.Event) {}, Peers: peers}, append(parts, honest)...)
+	if err := addBox(t, g, "a"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range turns {
+		s.next()
+		for range mostAsks {
+			<-begun
+		}
+		close(turns[i])
+		for range mostAsks {
+			<-ended
+		}
+		if pause := i - 1; pause >= 0 { // the first process is replaced at once
+			for s.time.next(t, append(ignored, helloIn)...) != firstPause<<pause {
+			}
+			s.time.fire(firstPause << pause)
+		}
+	}
+	if r := s.next(); r.Add == nil || r.Add.ID != "a" {
+		t.Errorf("the last process got %+v", r)
+	}
+}
+
 // A connection whose client has gone before the daemon has replied is closed, and its place is free
 // only then: else the daemon would have more asks than the bound.
 func TestRepliesThatComeLate(t *testing.T) {
@@ -259,6 +310,9 @@ func TestRepliesThatComeLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ours.Close()
+	if err := ours.SetReadDeadline(time.Now().Add(testenv.HungAfter)); err != nil {
+		t.Fatal(err)
+	}
 	if err := a.deliver(received{reply: reply{Number: q.Number}, file: theirs}); err != nil {
 		t.Error(err)
 	}
@@ -271,6 +325,17 @@ func TestRepliesThatComeLate(t *testing.T) {
 	}
 	if len(a.open) > 0 {
 		t.Errorf("left: %v", a.open)
+	}
+}
+
+// A sandbox in no named network asks for nothing.
+func TestNoNamedNetwork(t *testing.T) {
+	a := newAsker(func(q *ask) error {
+		t.Errorf("asked for %+v", q)
+		return errLost
+	})
+	if a.peers("a", nil) != nil {
+		t.Error("it has peers")
 	}
 }
 
@@ -303,8 +368,8 @@ func (s sandbox) listen(t *testing.T, address string) {
 	}()
 }
 
-// ends connects from within and returns how the connection ends; a reset may come before connect has
-// returned.
+// ends connects from within and returns how the connection ends; a reset may come before connect
+// has returned.
 func (s sandbox) ends(t *testing.T, address string) error {
 	t.Helper()
 	return osthread.Run(func() error {
@@ -324,8 +389,8 @@ func (s sandbox) ends(t *testing.T, address string) error {
 	})
 }
 
-// The confined gateway connects two namespaces over the daemon, many at once, and again after it was
-// killed. Servers on a sandbox's loopback are not reached.
+// The confined gateway connects two namespaces over the daemon, many at once, and again after it
+// was killed. Servers on a sandbox's loopback are not reached.
 func TestPathToAPeer(t *testing.T) {
 	if !inWorld(t) {
 		return

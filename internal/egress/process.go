@@ -147,7 +147,7 @@ func (p *process) serve(h *hello) error {
 		}
 		a := answer{Number: r.Number}
 		pprof.Do(context.Background(), pprof.Labels(labelNetwork, r.id()), func(context.Context) {
-			err = p.handle(&r, unixmsg.Files(fds, "sandbox"))
+			err = p.handle(&r, unixmsg.Files(fds, "sandbox")) //nolint:contextcheck // a network ends with its removal
 		})
 		switch {
 		case err != nil && r.Report:
@@ -170,12 +170,23 @@ func (p *process) send(m *message) error {
 	if err != nil {
 		return err
 	}
+	return p.sendPacket(packet)
+}
+
+func (p *process) sendPacket(packet []byte) error {
 	p.sending.Lock()
 	defer p.sending.Unlock()
 	if err := messages.Send(p.raw, packet); err != nil {
 		return fmt.Errorf("send to the daemon: %w", err)
 	}
 	return nil
+}
+
+// sendEvents implements gateway.Options.Record. A daemon that is gone ends serve too.
+func (p *process) sendEvents(all []gateway.Event) {
+	for _, packet := range eventPackets(all) {
+		_ = p.sendPacket(packet)
+	}
 }
 
 // handle does what a request asks for. It closes the files.
@@ -238,7 +249,7 @@ func (p *process) add(a *add, files []*os.File) error {
 	n := gateway.New(gateway.Options{
 		ID: a.ID, Policy: parsed, Budget: a.Budget, Spent: a.Spent, CA: authority, Roots: p.roots, Secrets: placed, Quarantined: a.Quarantined, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Pool: p.pool,
 		Peers:  p.asker.peers(a.ID, a.Networks),
-		Record: func(e gateway.Event) { _ = p.send(&message{Event: toWire(e)}) }, // a daemon that is gone ends serve too
+		Record: p.sendEvents,
 	})
 	p.networks[a.ID] = serveNetwork(n, s)
 	return nil

@@ -111,11 +111,11 @@ type peer struct {
 	Addr    netip.Addr `json:"addr"`
 }
 
-// A message is a packet from the gateway. One of its pointers is set.
+// A message is a packet from the gateway. One of its pointers is set, or there are events.
 type message struct {
 	Hello  *hello  `json:"hello,omitempty"`
 	Answer *answer `json:"answer,omitempty"`
-	Event  *event  `json:"event,omitempty"`
+	Events []event `json:"events,omitempty"`
 	Ask    *ask    `json:"ask,omitempty"`
 }
 
@@ -171,6 +171,31 @@ func toWire(e gateway.Event) *event {
 		Method: clean(e.Method, maxMethod), Path: clean(e.Path, maxPath), Status: min(max(0, e.Status), maxStatus), Allow: e.Allow,
 		Rule: clean(e.Rule, maxRule), Reason: clean(e.Reason, maxReason), Out: max(0, e.Out), In: max(0, e.In), Lost: e.Lost, Spent: e.Spent,
 	}
+}
+
+// eventPackets returns messages with events, as many in each as fit.
+func eventPackets(all []gateway.Event) (packets [][]byte) {
+	const begin, end = `{"events":[`, `]}`
+	packet := []byte(begin)
+	for _, e := range all {
+		one, err := encode(toWire(e))
+		if err != nil {
+			continue // none has a value that JSON does not
+		}
+		one = bytes.TrimSpace(one)
+		if len(packet) > len(begin) && len(packet)+len(one)+len(",")+len(end) > messages.MaxBytes {
+			packets = append(packets, append(packet, end...))
+			packet = []byte(begin)
+		}
+		if len(packet) > len(begin) {
+			packet = append(packet, ',')
+		}
+		packet = append(packet, one...)
+	}
+	if len(packet) > len(begin) {
+		packets = append(packets, append(packet, end...))
+	}
+	return packets
 }
 
 // wellFormed leaves out what is no name: a sandbox must not make the daemon take this gateway for
@@ -265,7 +290,7 @@ func plausible(s gateway.Spent, known int) bool {
 // check reports a message that has no single kind, or text over its bound.
 func (m *message) check() error {
 	kinds := 0
-	for _, set := range []bool{m.Hello != nil, m.Answer != nil, m.Event != nil, m.Ask != nil} {
+	for _, set := range []bool{m.Hello != nil, m.Answer != nil, len(m.Events) > 0, m.Ask != nil} {
 		if set {
 			kinds++
 		}

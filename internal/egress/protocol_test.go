@@ -1,7 +1,9 @@
 package egress
 
 import (
+	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -29,23 +31,29 @@ func FuzzEvent(f *testing.F) {
 			Network: "box", Kind: gateway.Request, Time: time.Unix(0, n), Duration: time.Duration(n), Protocol: "http", Name: parsed.String(), Addr: a, Port: port,
 			Method: method, Path: path, Status: status, Rule: rule, Reason: reason, Out: n, In: n, Lost: uint64(n),
 		}
-		packet, err := encode(&message{Event: toWire(e)})
-		if err != nil {
-			t.Fatal(err)
+		const sent = 40
+		received := 0
+		for _, packet := range eventPackets(slices.Repeat([]gateway.Event{e}, sent)) {
+			if len(packet) > messages.MaxBytes {
+				t.Errorf("a packet of %d bytes", len(packet))
+			}
+			var m message
+			if err := errors.Join(decode(packet, &m), m.check()); err != nil {
+				t.Fatal(err)
+			}
+			received += len(m.Events)
+			for i := range m.Events {
+				got, err := m.Events[i].event()
+				if err != nil {
+					t.Errorf("%v: %s", err, packet)
+				}
+				if isClean(path, maxPath) && got.Path != path {
+					t.Errorf("the path %q became %q", path, got.Path)
+				}
+			}
 		}
-		if len(packet) > messages.MaxBytes {
-			t.Errorf("a packet of %d bytes", len(packet))
-		}
-		var m message
-		if err := decode(packet, &m); err != nil {
-			t.Fatal(err)
-		}
-		got, err := m.Event.event()
-		if err != nil {
-			t.Errorf("%v: %s", err, packet)
-		}
-		if isClean(path, maxPath) && got.Path != path {
-			t.Errorf("the path %q became %q", path, got.Path)
+		if received != sent {
+			t.Errorf("%d events of %d", received, sent)
 		}
 	})
 }
@@ -54,8 +62,8 @@ func FuzzEvent(f *testing.F) {
 func FuzzMessage(f *testing.F) {
 	for _, s := range []string{
 		`{"hello":{"landlock":6,"networks":40}}`, `{"answer":{"number":1,"error":"x"}}`, `{}`, `{"answer":{"number":1},"hello":{"landlock":1}}`,
-		`{"event":{"network":"box","kind":"connection","time":1,"duration":2,"protocol":"tcp","addr":"1.2.3.4"}}`,
-		`{"event":{"network":"box","kind":"connection","protocol":"tcp","addr":"fe80::1%eth0"}}`, `{"event":null}`, `{"answer":{"number":1}} {}`, `[`, `{"more":1}`,
+		`{"events":[{"network":"box","kind":"connection","time":1,"duration":2,"protocol":"tcp","addr":"1.2.3.4"}]}`,
+		`{"events":[{"network":"box","kind":"connection","protocol":"tcp","addr":"fe80::1%eth0"}]}`, `{"events":[]}`, `{"answer":{"number":1}} {}`, `[`, `{"more":1}`,
 		`{"ask":{"number":1,"network":"box","name":"web"}}`, `{"ask":{"number":2,"network":"box","dial":"198.18.0.7:80"}}`,
 		`{"ask":{"number":3,"network":"box","name":"web","dial":"198.18.0.7:80"}}`, `{"ask":{"number":-1,"network":"box","dial":"[::ffff:198.18.0.7]:80"}}`,
 	} {
@@ -66,9 +74,8 @@ func FuzzMessage(f *testing.F) {
 		if decode(packet, &m) != nil || m.check() != nil {
 			return
 		}
-		switch {
-		case m.Event != nil:
-			e, err := m.Event.event()
+		for i := range m.Events {
+			e, err := m.Events[i].event()
 			if err != nil {
 				return
 			}
@@ -80,9 +87,11 @@ func FuzzMessage(f *testing.F) {
 			if e.Out < 0 || e.In < 0 || e.Duration < 0 || e.Status < 0 || e.Addr.Zone() != "" {
 				t.Errorf("%+v", e)
 			}
-		case m.Answer != nil && len(m.Answer.Error) > maxError:
+		}
+		if m.Answer != nil && len(m.Answer.Error) > maxError {
 			t.Errorf("%+v", m.Answer)
-		case m.Ask != nil:
+		}
+		if m.Ask != nil {
 			name, err := policy.ParseName(m.Ask.Name)
 			dials := m.Ask.Dial.IsValid() && m.Ask.Dial.Port() > 0 && policy.PeerAddresses.Contains(m.Ask.Dial.Addr())
 			if named := err == nil && name.String() == m.Ask.Name; named == dials || m.Ask.Network == "" || len(m.Ask.Network) > maxID {
@@ -96,8 +105,9 @@ func FuzzMessage(f *testing.F) {
 func FuzzRequest(f *testing.F) {
 	for _, s := range []string{
 		`{"number":1,"add":{"id":"box","policy":"e30=","budget":{"BytesOut":1}}}`, `{"number":2,"remove":{"id":"box"}}`,
-		`{"number":3,"set_policy":{"id":"box","policy":"e30="}}`, `{"remove":{"id":"a"},"add":{"id":"b"}}`, `{"number":-1}`, `{"number":1,"remove":{"id":"\u001b"}}`,
+		`{"number":3,"set_policy":{"id":"box","policy":"e30="}}`, `{"remove":{"id":"a"},"add":{"id":"b"}}`, `{"number":-1}`, `{"report":true}`, `{"number":1,"remove":{"id":"\u001b"}}`,
 		`{"reply":{"number":1}}`, `{"reply":{"number":1,"peer":{"name":"web","network":"front","addr":"198.18.0.7"}}}`, `{"reply":{"number":1,"error":"x"},"remove":{"id":"a"}}`,
+		`{"number":4,"set_secrets":{"id":"box","secrets":[{"Name":"a","Kind":"bearer","Value":"some-value","Binding":{"Host":"example.com","Placeholder":"sandboxd-placeholder"}}]}}`,
 	} {
 		f.Add([]byte(s), 0)
 		f.Add([]byte(s), 1)
@@ -114,7 +124,7 @@ func FuzzRequest(f *testing.F) {
 				ids++
 			}
 		}
-		if ids != 1 || (r.Add != nil) != (files == 3) || r.Reply != nil && (files > 1 || files == 1 && r.Reply.Peer == nil) {
+		if ids != 1 || (r.Add != nil) != (files == 3) || r.Report && files != 1 || r.Reply != nil && (files > 1 || files == 1 && r.Reply.Peer == nil) {
 			t.Errorf("%s with %d files", packet, files)
 		}
 	})

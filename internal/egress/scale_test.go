@@ -130,6 +130,7 @@ func (c *crowd) within(t *testing.T, f func() error) {
 // hold connects to the server and exchanges a byte. The connection stays open until the end of the
 // test.
 func (b *crowded) hold(t *testing.T) error {
+	t.Helper()
 	c, err := net.Dial("tcp", b.address+":7000")
 	if err != nil {
 		return err
@@ -147,6 +148,7 @@ func (b *crowded) hold(t *testing.T) error {
 
 // ask sends questions, and returns the connection for the answers.
 func (b *crowded) ask(t *testing.T, names ...string) (net.Conn, error) {
+	t.Helper()
 	c, err := net.Dial("udp", b.address+":53")
 	if err != nil {
 		return nil, err
@@ -177,10 +179,11 @@ func TestThousandNetworks(t *testing.T) {
 	if !inWorld(t) {
 		return
 	}
-	if err := osthread.Run(allowLocal); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "0.0.0.0:7000")
+	var l net.Listener
+	err := internet.Enter(func() (err error) {
+		l, err = net.Listen("tcp", "0.0.0.0:7000")
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

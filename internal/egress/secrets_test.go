@@ -48,7 +48,7 @@ func TestSetSecrets(t *testing.T) {
 // What no daemon of ours sends is refused, and what it sends is taken.
 func TestSecretsOfATakenOverDaemon(t *testing.T) {
 	p := &process{networks: make(map[string]*served)}
-	n := gateway.New(gateway.Options{ID: "a", Record: func(gateway.Event) {}})
+	n := gateway.New(gateway.Options{ID: "a", Record: func([]gateway.Event) {}})
 	defer n.Close()
 	p.networks["a"] = &served{network: n}
 	for name, r := range map[string]*setSecrets{

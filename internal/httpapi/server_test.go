@@ -42,7 +42,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 			t.Errorf("%s is open to all", route.pattern)
 		}
 		ofTenants := strings.HasPrefix(route.pattern, "/v1/sandboxes") || strings.HasPrefix(route.pattern, "/v1/snapshots") || strings.HasPrefix(route.pattern, "/v1/images") ||
-			strings.HasPrefix(route.pattern, "/v1/profiles") || route.pattern == "/v1/run" || route.pattern == "/v1/builds"
+			strings.HasPrefix(route.pattern, "/v1/profiles") || strings.HasPrefix(route.pattern, "/v1/secrets") || route.pattern == "/v1/run" || route.pattern == "/v1/builds"
 		if route.access == tenant && (!ofTenants || route.pattern == "/v1/images/verify") {
 			t.Errorf("%s is open to tenants", route.pattern)
 		}
@@ -52,10 +52,13 @@ func TestOtherUsersAreRefused(t *testing.T) {
 func FuzzBodies(f *testing.F) {
 	f.Add([]byte(`{"argv":["a"],"env":["K=V"],"cwd":"/","user":"0:0","stdin":"AA==","timeout":1.5}`))
 	f.Add([]byte(`{"name":"a","limits":{"memory":5,"swap":0},"labels":{"a":"b"}}`))
+	f.Add([]byte(`{"kind":"bearer","value":"some-value","host":"example.com","port":443,"methods":["GET"],"always":true}`))
 	f.Fuzz(func(_ *testing.T, data []byte) {
 		var e api.ExecRequest
 		_ = decodeJSON(data, &e)
 		var c api.CreateSandbox
 		_ = decodeJSON(data, &c)
+		var s api.SetSecret
+		_ = decodeJSON(data, &s)
 	})
 }

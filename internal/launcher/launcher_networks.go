@@ -26,6 +26,10 @@ const readyNetworks = 4
 
 // Networks makes the network namespaces of sandboxes, by the maker. Its methods may be called from
 // several goroutines.
+//
+// A maker that ends is not replaced: its successor would be a child of a launcher that has its
+// filter, would inherit it, and could load no rules. There are no new networks then until the
+// launcher is started anew; sandboxes that have one keep it.
 type Networks struct {
 	log    *slog.Logger
 	ready  chan *Network

@@ -22,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -421,6 +422,9 @@ func (b *builder) forget(coming []*build.Stage) {
 func (b *builder) do(ctx context.Context, stage *build.Stage, st *built, step *build.Step) (*image.Layer, bool, error) {
 	switch {
 	case step.Run != nil:
+		if !network.Has(b.opts.Network) {
+			step.Run.Network = "none"
+		}
 		return b.once(ctx, st, step.Run.Key(st.chain(), b.epoch), func() (*image.Layer, error) { return b.run(ctx, stage, st, step) })
 	case step.Dir != nil:
 		return b.once(ctx, st, step.Dir.Key(st.chain(), b.epoch), func() (*image.Layer, error) {
@@ -523,9 +527,13 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 	if err := errors.Join(validatePath("WORKDIR", run.Cwd), validateUser(run.User)); err != nil {
 		return nil, err
 	}
+	net := b.opts.Network
+	if run.Network == "none" {
+		net = api.Network{}
+	}
 	const margin = time.Minute // so that the program's own time ends first
 	r, err := b.s.request(&origin{image: "build", digest: st.chain(), rootfs: root, profile: b.profile, defaults: b.limits, cwd: "/"},
-		&api.CreateSandbox{Limits: b.opts.Limits, Network: b.opts.Network, Labels: map[string]string{"build": fmt.Sprintf("line %d", step.Line)}})
+		&api.CreateSandbox{Limits: b.opts.Limits, Network: net, Labels: map[string]string{"build": fmt.Sprintf("line %d", step.Line)}})
 	if err != nil {
 		return nil, err
 	}

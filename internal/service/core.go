@@ -208,7 +208,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	networker, _ := runtime.As[runtime.Networker](opts.Engine)
 	var err error
 	s.networks, err = network.Open(network.Options{
-		Dir: filepath.Join(opts.DataDir, "flows"), Engine: networker, Start: opts.StartGateway, Ceiling: opts.NetworkCeiling, Secrets: opts.Secrets,
+		Dir: filepath.Join(opts.DataDir, "flows"), PortDir: filepath.Join(opts.RuntimeDir, "ports"), Engine: networker, Start: opts.StartGateway, Ceiling: opts.NetworkCeiling, Secrets: opts.Secrets,
 		Store: secrets.NewStore(filepath.Join(opts.DataDir, "secrets")), Log: s.log,
 	})
 	if err != nil {

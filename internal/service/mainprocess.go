@@ -75,7 +75,7 @@ func (s *core) follow(x *Execution) bool {
 
 // create makes a sandbox and starts its main process, if it has one.
 func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, error) {
-	ports, err := network.Publish(ctx, r.Ports)
+	ports, err := s.networks.Publish(ctx, r.Ports)
 	if err != nil {
 		return api.Sandbox{}, err
 	}

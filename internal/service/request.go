@@ -6,7 +6,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
-	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/internal/service/pool"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -29,7 +28,7 @@ func (s *API) request(from *origin, ask *api.CreateSandbox) (_ runtime.Request, 
 	r := newRequest(s.caller.Tenant, from)
 	r.Name, r.Labels, r.Limits = ask.Name, ask.Labels, ask.Limits
 	r.Command, r.TTY, r.StdinOpen = ask.Command, ask.TTY, ask.StdinOpen
-	if r.Ports, err = network.CheckPorts(s.caller.Tenant, ask.Network, ask.Ports); err != nil {
+	if r.Ports, err = s.networks.CheckPorts(s.caller.Tenant, ask.Network, ask.Ports); err != nil {
 		return r, err
 	}
 	if r.Network, err = s.checkNetwork(ask.Network); err != nil {

@@ -413,10 +413,10 @@ func TestRecordMayBlock(t *testing.T) {
 	block, entered := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	var got []Event
-	r := startRecorder(func(e Event) {
+	r := startRecorder(each(func(e Event) {
 		once.Do(func() { close(entered); <-block })
 		got = append(got, e)
-	})
+	}))
 	r.add(Event{Port: 1})
 	<-entered
 	for i := range maxEvents + 10 {
@@ -620,7 +620,7 @@ func TestDialExactly(t *testing.T) {
 func TestDestination(t *testing.T) {
 	for _, listen := range []string{"127.0.0.1:0", "[::]:0"} {
 		events := make(chan Event, 10)
-		n := New(Options{ID: "box", Record: func(e Event) { events <- e }})
+		n := New(Options{ID: "box", Record: each(func(e Event) { events <- e })})
 		l, err := net.Listen("tcp", listen)
 		if err != nil {
 			t.Fatal(err)
@@ -682,5 +682,31 @@ func TestNothingIsLeft(t *testing.T) {
 	t.Run("a network", run)
 	if after := count(); after > before {
 		t.Errorf("%d descriptors, %d before", after, before)
+	}
+}
+
+// A connection ends with the response that announces it, although the server does not close it.
+func TestAnnouncedEndIsNotWaitedFor(t *testing.T) {
+	w := newWorld(t, lan)
+	w.host("web.test", "93.184.215.14")
+	ended := make(chan error, 1)
+	w.raw("93.184.215.14:80", func(c *net.TCPConn) {
+		_, _ = http.ReadRequest(bufio.NewReader(c)) // its answer is fixed
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+		_, err := io.Copy(io.Discard, c)
+		ended <- err
+	})
+	w.resolve("web.test", dnsmessage.TypeA)
+	c := w.dial("93.184.215.14:80")
+	r := bufio.NewReader(c)
+	if p, body := get(t, c, r, "GET", getFrom("web.test", "/")); p.StatusCode != 200 || body != "ok" {
+		t.Errorf("%d %q", p.StatusCode, body)
+	}
+	if _, err := r.ReadByte(); err != io.EOF {
+		t.Errorf("the client's connection ends with %v", err)
+	}
+	_ = c.Close()
+	if err := <-ended; err != nil {
+		t.Errorf("the server's connection ends with %v", err)
 	}
 }

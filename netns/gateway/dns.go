@@ -32,8 +32,8 @@ type query struct {
 	header   dnsmessage.Header
 	question dnsmessage.Question
 	edns     bool
-	size     int           // that the client accepts over UDP
-	ttl      time.Duration // of the addresses in the answer
+	size     int    // that the client accepts over UDP
+	ttl      uint32 // of the addresses in the answer, in seconds
 }
 
 // parseQuery reads a message. ok is false if it must not be answered. Otherwise any code but
@@ -44,7 +44,7 @@ func parseQuery(msg []byte) (q query, code dnsmessage.RCode, ok bool) {
 	if err != nil || h.Response {
 		return query{}, 0, false // an answer to an answer may go on for ever
 	}
-	q = query{header: h, size: 512, ttl: lifetime}
+	q = query{header: h, size: 512, ttl: uint32(lifetime / time.Second)}
 	if h.OpCode != 0 {
 		return q, dnsmessage.RCodeNotImplemented, true
 	}
@@ -104,7 +104,7 @@ func (q *query) build(h dnsmessage.Header, code dnsmessage.RCode, addrs []netip.
 		add(b.Question(q.question))
 	}
 	add(b.StartAnswers())
-	rh := dnsmessage.ResourceHeader{Name: q.question.Name, Class: dnsmessage.ClassINET, TTL: uint32(q.ttl / time.Second)}
+	rh := dnsmessage.ResourceHeader{Name: q.question.Name, Class: dnsmessage.ClassINET, TTL: q.ttl}
 	for _, a := range addrs {
 		if a.Is4() {
 			add(b.AResource(rh, dnsmessage.AResource{A: a.As4()}))

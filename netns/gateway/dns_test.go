@@ -300,6 +300,31 @@ func TestDNSTruncates(t *testing.T) {
 	}
 }
 
+// A connection for DNS leads nowhere: it is not recorded as one that was allowed, nor if it ends
+// badly. Its questions are recorded.
+func TestDNSOverTCPIsNoConnection(t *testing.T) {
+	w := newDNS(t)
+	w.host("web.test", "93.184.215.14")
+	for i, half := range []bool{false, true} {
+		c := w.dial("8.8.8.8:53")
+		msg := question1(t, []string{"web.test", "evil.test"}[i], dnsmessage.TypeA, false)
+		_, _ = c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(msg))), msg...))
+		if _, err := io.ReadFull(c, make([]byte, 2+len(msg))); err != nil {
+			t.Fatal(err)
+		}
+		if half {
+			_, _ = c.Write([]byte{0})
+		}
+		_ = c.SetLinger(0) // a reset
+		_ = c.Close()
+	}
+	for _, e := range w.all() {
+		if e.Kind != Query {
+			t.Errorf("%+v", e)
+		}
+	}
+}
+
 func TestDNSOverTCPRefuses(t *testing.T) {
 	for name, in := range map[string]string{
 		"no DNS":   "\x00\x03abc",
@@ -376,7 +401,7 @@ func TestDNSMessages(t *testing.T) {
 
 // An answer comes from the address that was asked.
 func TestDNSAnswersFromTheAddressAsked(t *testing.T) {
-	n := New(Options{Record: func(Event) {}})
+	n := New(Options{Record: func([]Event) {}})
 	defer n.Close()
 	for _, tc := range []struct{ network, listen, ask string }{
 		{"udp4", "0.0.0.0:0", "127.0.0.2"},
@@ -418,7 +443,7 @@ func FuzzDNS(f *testing.F) {
 		f.Add(question1(f, name, dnsmessage.TypeAAAA, false))
 		f.Add(question1(f, name, 65, true))
 	}
-	w := newDNS(f, func(o *Options, _ *limits) { o.Record = func(Event) {} })
+	w := newDNS(f, func(o *Options, _ *limits) { o.Record = func([]Event) {} })
 	w.host("a.cdn.test", "127.0.0.1", "93.184.215.14", "64:ff9b::7f00:1", "fd00::1")
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		if len(msg) > maxQuery {

@@ -14,14 +14,15 @@
 // TLS or a Host of HTTP must be one of them as well, and the policy is asked about that one. A
 // name that the address was not resolved for counts only where rules allow the address itself.
 //
-// Public addresses of the host itself are refused, whatever the rules say: what listens there may
-// be open to the host only. Services of the policy, and private addresses that a CIDR names, are not.
+// Public addresses of the host itself are refused, whatever the rules say: a server there may be
+// open to the host only. Services of the policy, and private addresses that a CIDR names, are not.
 //
 // # Peers
 //
-// A sandbox in a named network reaches the others there by name. The gateway knows none of them: it
-// asks [Peers], which its user answers, about each name that could be theirs and for each connection
-// to an address of [policy.PeerAddresses]. Their bytes are relayed unread, and no policy is asked.
+// A sandbox in a named network reaches the others there by name. The gateway knows none of them:
+// it asks [Peers], which its user answers, about each name that could be theirs and for each
+// connection to an address of [policy.PeerAddresses]. Their bytes are relayed unread, and no
+// policy is asked.
 //
 // # First bytes
 //
@@ -37,8 +38,8 @@
 //     may not. A protocol whose clients begin with a word of text and no line end does not work.
 //
 // Each request of a plain HTTP connection is checked. Requests and responses follow each other one
-// at a time, so that a refusal stands in its place. The only upgrade is that to WebSocket; one to h2c
-// is left out, and the request passed on.
+// at a time, so that a refusal stands in its place. The only upgrade is that to WebSocket. One to
+// h2c is left out, and the request is passed on.
 //
 // # Inspection
 //
@@ -68,7 +69,8 @@
 //
 // # Bounds
 //
-// All counts are per network, so that one cannot take what another needs. A connection holds no
+// All counts are per network, so that one cannot take what another needs. Descriptors are shared by
+// the networks of a process: each one has a minimum, see [Pool]. A connection holds no
 // buffer while it is idle; one of TLS that ends here holds some, and may hold 1.5 MB while one side
 // is slow. Frames of HTTP/2 that carry nothing are bounded in their rate, those of one head in
 // number. Connections reset when the process dies, because both sides have

@@ -189,7 +189,9 @@ func (f *flow) serve() error {
 }
 
 // refuseEarly refuses a connection before its bytes were read. On port 80 it reads them, so that
-// the program is told the reason.
+// the program is told the reason: a response before the request would be taken for none. A client
+// that says nothing is reset when the time for a head is over. A shorter time would take the reason
+// from programs that are slow.
 func (f *flow) refuseEarly(err error) error {
 	if f.dst.Port() == 80 && f.waitHead() == nil {
 		if kind, kindErr := classify(f.client.reader()); kindErr == nil && kind == kindHTTP {
@@ -594,8 +596,8 @@ func (f *flow) record(err error) {
 	recorded := f.recorded && f.server == nil
 	f.mu.Unlock()
 	e.note(err)
-	if e.Allow && e.Reason == "" && e.Protocol == "dns" || recorded {
-		return
+	if e.Allow && e.Protocol == "dns" || recorded {
+		return // it led nowhere, however it ended; its questions are recorded
 	}
 	f.n.record(e)
 }

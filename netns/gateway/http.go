@@ -393,7 +393,8 @@ func (p *proxy) response(e *exchange) (end responseEnd) {
 				return p.receive(b)
 			})
 		}
-		end.last = end.last || head.Body.Length < 0 && !head.Body.Chunked // the server is at its end
+		// The server is at its end. One that says so is not waited for.
+		end.last = end.last || head.Close || head.Body.Length < 0 && !head.Body.Chunked
 		return end
 	}
 	end.err = fmt.Errorf("%s sent more than %d interim responses", p.dst, maxInterim)

@@ -52,9 +52,9 @@ type Options struct {
 	// Pool bounds the descriptors of the network, with those of others of the process. Nil stands for
 	// no bound but the network's own.
 	Pool *Pool
-	// Record gets the events of the network, one at a time and in their order. While it blocks, a
-	// bounded number is queued and the rest is dropped; see [Event.Lost].
-	Record func(Event)
+	// Record gets the events of the network in their order, those of some milliseconds together. While
+	// it blocks, a bounded number is queued and the rest is dropped; see [Event.Lost].
+	Record func([]Event)
 	// Now and Ticks are the clock. Nil stands for the host's, with a tick each second. At each tick
 	// connections that are too slow are ended.
 	Now   func() time.Time

@@ -115,8 +115,8 @@ func TestOwnedByHost(t *testing.T) {
 	}
 }
 
-// No rule opens a public address of the host itself: neither by a name, nor by its number, nor where
-// requests are read. A service does, and the addresses beside it are open. The host is not dialled.
+// No rule opens a public address of the host itself: neither by a name, nor by its number, nor
+// where requests are read. Addresses beside it are open. The host is not dialled.
 func TestOwnAddressesAreRefused(t *testing.T) {
 	const reason = "93.184.215.1 is an address of the host itself"
 	open := `{version: 1, rules: [{name: all, allow: ["*", 0.0.0.0/0, "::/0", 93.184.215.1], ports: any}]}`

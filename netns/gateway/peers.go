@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
 
@@ -74,7 +75,7 @@ func (n *Network) answerPeer(q *query, name policy.Name, event Event, limit int)
 	case t != dnsmessage.TypeA:
 		return q.reply(dnsmessage.RCodeSuccess, nil, "", limit)
 	}
-	q.ttl = peerLifetime
+	q.ttl = uint32(peerLifetime / time.Second)
 	return q.reply(dnsmessage.RCodeSuccess, []netip.Addr{peer.Addr}, "", limit)
 }
 

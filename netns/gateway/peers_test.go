@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -21,9 +22,27 @@ const (
 	goneAddr = "198.19.255.254"
 )
 
+// asks are the names and addresses that peers were asked about.
+type asks struct {
+	mu  sync.Mutex // guards all
+	all []string
+}
+
+func (a *asks) add(what fmt.Stringer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.all = append(a.all, what.String())
+}
+
+func (a *asks) take() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.all
+}
+
 // joined puts the sandbox of a world into two named networks, with a peer web whose server echoes,
 // and a peer dead, on which nothing listens.
-func joined(t *testing.T, doc string, change ...func(*Options, *limits)) (*world, *[]string) {
+func joined(t *testing.T, doc string, change ...func(*Options, *limits)) (*world, *asks) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -42,18 +61,12 @@ func joined(t *testing.T, doc string, change ...func(*Options, *limits)) (*world
 			}()
 		}
 	}()
-	var asked []string
-	var w *world
+	asked := new(asks)
 	all := []Peer{{"web", "front", netip.MustParseAddr(webAddr)}, {"Dead_1", "back", netip.MustParseAddr(deadAddr)}}
-	note := func(what fmt.Stringer) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		asked = append(asked, what.String())
-	}
 	peers := &Peers{
-		Networks: []string{"front", "back"},
+		Networks: []string{"front", "back", "sandboxd"},
 		Find: func(_ context.Context, name policy.Name) (Peer, error) {
-			note(name)
+			asked.add(name)
 			switch name.String() {
 			case "web", "web.front", "web.front.internal", "web.shop.front":
 				return all[0], nil
@@ -63,7 +76,7 @@ func joined(t *testing.T, doc string, change ...func(*Options, *limits)) (*world
 			return Peer{}, ErrNoPeer
 		},
 		Dial: func(_ context.Context, addr netip.AddrPort) (*net.TCPConn, Peer, error) {
-			note(addr)
+			asked.add(addr)
 			switch addr.Addr().String() {
 			case webAddr:
 				c, err := net.Dial("tcp", l.Addr().String())
@@ -77,10 +90,10 @@ func joined(t *testing.T, doc string, change ...func(*Options, *limits)) (*world
 			return nil, Peer{}, ErrNoPeer
 		},
 	}
-	w = newWorld(t, doc, append([]func(*Options, *limits){func(o *Options, _ *limits) { o.Peers = peers }}, change...)...)
+	w := newWorld(t, doc, append([]func(*Options, *limits){func(o *Options, _ *limits) { o.Peers = peers }}, change...)...)
 	w.host("public.test", "93.184.215.14")
 	w.host("host.front.internal", "93.184.215.14")
-	return w, &asked
+	return w, asked
 }
 
 const joinedPolicy = "version: 1\nrules:\n- {name: ours, allow: [public.test, intranet, front]}\n- {name: range, allow: 198.18.0.0/15, ports: any}\n- {name: no, deny: [web, 198.18.3.4/32], ports: any}\n"
@@ -128,7 +141,7 @@ func TestPeersAreResolved(t *testing.T) {
 		}
 	}
 	want := "[web web web.front web.front.internal web.shop.front web web web broken other web.back intranet front webfront]"
-	if got := fmt.Sprint(*asked); got != want {
+	if got := fmt.Sprint(asked.take()); got != want {
 		t.Errorf("asked for\n%s, want\n%s", got, want)
 	}
 	for _, e := range w.all() {
@@ -244,8 +257,8 @@ func TestBudgetsOfPeers(t *testing.T) {
 			if e := w.event(); e.Allow || !strings.Contains(e.Reason, tc.reason) {
 				t.Errorf("recorded: %+v", e)
 			}
-			if len(*asked) > 1 {
-				t.Errorf("asked for %v", *asked)
+			if all := asked.take(); len(all) > 1 {
+				t.Errorf("asked for %v", all)
 			}
 		})
 	}

@@ -34,7 +34,7 @@ const (
 	// minimum is the number of descriptors of each network: three sockets, one for each of two
 	// listeners, five places.
 	minimum = 3 + 2 + 5*placeSize
-	// maxNetworks is more than the daemon has sandboxes. It leaves the rest of a high limit to the pool.
+	// maxNetworks is more than the daemon has sandboxes. The rest of a high limit is the pool's.
 	maxNetworks = 2048
 )
 

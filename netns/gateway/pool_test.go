@@ -284,7 +284,7 @@ func TestBudgetGoesOn(t *testing.T) {
 // The clock of a network without connections stands still, and runs when there is one.
 func TestIdleNetworksSleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := New(Options{ID: "box", Record: func(Event) {}})
+		n := New(Options{ID: "box", Record: func([]Event) {}})
 		defer n.Close()
 		time.Sleep(time.Minute)
 		f := &flow{n: n, client: &stream{conn: new(net.TCPConn)}, cancel: func() {}}

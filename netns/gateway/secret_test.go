@@ -304,7 +304,7 @@ func TestSecretsAreRedacted(t *testing.T) {
 // Printing, marshalling and reflection show no value.
 func TestSecretsAreNotPrinted(t *testing.T) {
 	opts := Options{Secrets: []Secret{bind(t, Binding{}, Bearer(token)), bind(t, Binding{}, Basic("me", password)), bind(t, Binding{}, Field("x-key", token)), bind(t, Binding{}, AWS("AKID", token, password))}}
-	n := New(Options{Secrets: opts.Secrets, Record: func(Event) {}})
+	n := New(Options{Secrets: opts.Secrets, Record: func([]Event) {}})
 	defer n.Close()
 	for _, v := range []any{opts, &opts, opts.Secrets, opts.Secrets[0], &opts.Secrets[0], Bearer(token), n.opts, *opts.Secrets[1].b} {
 		for _, format := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
@@ -508,7 +508,7 @@ func FuzzPutSecrets(f *testing.F) {
 	f.Add("GET /v1/x HTTP/1.1\r\nHost: api.test\r\nAuthorization: "+basic("me", placeholder2)+"\r\n\r\n", false)
 	f.Add("GET /v1/x HTTP/1.1\r\nHost: api.test\r\nAuthorization: "+sigv4Algorithm+" Credential=SANDBOXD-PLACEHOLDER-3/20261123/eu-west-1/s3/aws4_request, SignedHeaders=host;x-amz-date, Signature=00\r\nX-Amz-Date: 20261123T120000Z\r\n\r\n", false)
 	f.Add("GET /v1/x?"+placeholder+" HTTP/1.1\r\nHost: api.test\r\nX-"+placeholder+": x\r\n\r\n", true)
-	n := New(Options{Record: func(Event) {}, Secrets: []Secret{
+	n := New(Options{Record: func([]Event) {}, Secrets: []Secret{
 		bind(f, Binding{}, Bearer(token)), bind(f, Binding{Placeholder: placeholder2}, Basic("", password)),
 		bind(f, Binding{Placeholder: "SANDBOXD-PLACEHOLDER-3"}, AWS("AKIAREAL", token, "")),
 	}})

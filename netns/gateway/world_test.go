@@ -68,6 +68,15 @@ func (c *clock) advance(d time.Duration) {
 	c.ticks <- time.Time{}
 }
 
+// each calls f for each event.
+func each(f func(Event)) func([]Event) {
+	return func(all []Event) {
+		for _, e := range all {
+			f(e)
+		}
+	}
+}
+
 // ownAddr is the public address of the gateway's host.
 var ownAddr = netip.MustParseAddr("93.184.215.1")
 
@@ -84,7 +93,7 @@ func newWorld(t testing.TB, doc string, change ...func(*Options, *limits)) *worl
 		listeners: make(map[netip.AddrPort]string), dsts: make(map[uint16]netip.AddrPort),
 	}
 	opts := Options{
-		ID: "box", Policy: p, IPv6: true, Now: w.clock.Now, Ticks: w.clock.ticks, Record: func(e Event) { w.events <- e },
+		ID: "box", Policy: p, IPv6: true, Now: w.clock.Now, Ticks: w.clock.ticks, Record: each(func(e Event) { w.events <- e }),
 		Lookup: func(_ context.Context, network string, name policy.Name) ([]netip.Addr, error) {
 			return w.lookup(network, name.String())
 		},

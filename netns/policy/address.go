@@ -115,7 +115,7 @@ func isatap(addr netip.Addr) bool {
 	return binary.BigEndian.Uint32(b[8:])&^0x02000000 == 0x00005efe
 }
 
-// IsPublic reports whether an address is one that rules for names open, in whatever form it is written.
+// IsPublic reports whether rules for names open an address, in whatever form it is written.
 func IsPublic(addr netip.Addr) bool {
 	k, _ := classify(canonical(addr))
 	return k == public

@@ -359,3 +359,35 @@ func FuzzLearn(f *testing.F) {
 		}
 	})
 }
+
+// Connections over named networks are of no policy: none is learnt from them, and each keeps its
+// verdict under another one.
+func TestFlowsOverNamedNetworks(t *testing.T) {
+	peer := api.Flow{Kind: api.FlowConnection, Protocol: "tcp", Name: "db", Address: "198.18.3.4", Port: 5432, Allow: true, Rule: PeerRule("back"), Out: 5}
+	web := api.Flow{Kind: api.FlowConnection, Protocol: "tls", Name: "example.com", Address: "93.184.215.14", Port: 443, Allow: true, Rule: "r"}
+	with, err := Learn([]api.Flow{peer, web})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := Parse(with)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(with), "198.18") || strings.Contains(string(with), "db") || !p.Recorded(web).Allow {
+		t.Errorf("learnt\n%s", with)
+	}
+	if v := new(Policy).Recorded(peer); !v.Allow {
+		t.Errorf("without a rule: %+v", v)
+	}
+	// Without the network's rule, the address is one of a policy.
+	named := peer
+	named.Rule = "measurements"
+	if v := new(Policy).Recorded(named); v.Allow {
+		t.Errorf("by a rule: %+v", v)
+	}
+	elsewhere := peer
+	elsewhere.Address = "93.184.215.14"
+	if v := new(Policy).Recorded(elsewhere); v.Allow {
+		t.Errorf("a rule of this name elsewhere: %+v", v)
+	}
+}

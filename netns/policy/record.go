@@ -101,9 +101,9 @@ func readFlow(f api.Flow) (act, error) {
 }
 
 // Recorded decides about a flow of a record as the gateway would with this policy. A connection in
-// which the gateway has not read requests is refused where they have to be read: whether the policy
-// allows them cannot be told from the record. Connections to the gateway's own DNS, and to sandboxes
-// in named networks, keep their verdict.
+// which the gateway has not read requests is refused where they have to be read: whether the
+// policy allows them cannot be told from the record. Connections to the gateway's own DNS, and to
+// sandboxes in named networks, keep their verdict.
 func (p *Policy) Recorded(f api.Flow) Verdict {
 	if f.Kind == api.FlowConnection && (f.Protocol == "dns" || toPeer(f)) {
 		return Verdict{Allow: f.Allow, Reason: f.Reason}

@@ -1,11 +1,13 @@
 package libct
 
 import (
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -15,7 +17,8 @@ import (
 
 // A sandbox whose policy inspects TLS trusts an authority of its own ([runtime.Spec.Trust]). Init
 // puts a file over the image's bundle of certificates that has those and the authority's. It lies
-// beside the sandbox's upper directory, so that no commit, snapshot or diff contains it.
+// beside the sandbox's upper directory, so that no commit, snapshot or diff contains it. Java has a
+// store of its own, which gets another file.
 
 // bundles are the places of certificate bundles in images. The first is made where an image has
 // none of them; it is [runtime.TrustFile].
@@ -27,10 +30,30 @@ var bundles = []string{
 	"etc/ssl/cert.pem",
 }
 
-// maxBundle bounds the image's bundle, in bytes.
-const maxBundle = 4 << 20
+// stores are the places of Java's stores of certificates in images, beside those of installations
+// in javaDirs.
+var stores = []string{
+	"etc/ssl/certs/java/cacerts",
+	"etc/pki/java/cacerts",
+	"etc/pki/ca-trust/extracted/java/cacerts",
+	"var/lib/ca-certificates/java-cacerts",
+}
+
+// javaDirs are directories with installations of Java.
+var javaDirs = []string{"usr/lib/jvm", "usr/java", "usr/local", "opt/java", "opt"}
+
+const (
+	maxBundle = 4 << 20 // bytes of the image's bundle
+	// Of the image's stores. What is larger or further is left as it is.
+	maxStore    = 1 << 20 // bytes
+	maxStores   = 16
+	maxJavaDirs = 256 // installations in a directory
+)
 
 func trustFile(dir string) string { return filepath.Join(dir, "trust.crt") }
+
+// storeFile is the file over Java's stores.
+func storeFile(dir string) string { return filepath.Join(dir, "trust.java") }
 
 // attachTrust puts the file over the bundles of the image, in Init.
 func attachTrust(root int, plan *rootPlan) error {
@@ -88,7 +111,7 @@ func trustAll(root int, plan *rootPlan) error {
 			return err
 		}
 	}
-	return nil
+	return trustStores(root, plan)
 }
 
 // makeBundle makes an empty file in the first place, or opens the link that is there.
@@ -153,12 +176,105 @@ func appendBundle(root int, name, file string) error {
 	return nil
 }
 
-// writeTrust writes the authority's certificate into a new file that Init appends to.
+// trustStores puts one file over Java's stores in the image: the first that can be read, with the
+// authority. Where there is none, Java trusts what the image says.
+func trustStores(root int, plan *rootPlan) error {
+	data, err := os.ReadFile(plan.Trust)
+	if err != nil {
+		return fmt.Errorf("read the authority: %w", err)
+	}
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return errors.New("read the authority: it is no certificate in PEM")
+	}
+	found, store, err := findStores(root, block.Bytes)
+	defer func() {
+		for _, fd := range found {
+			_ = unix.Close(fd)
+		}
+	}()
+	if err != nil || store == nil {
+		return err
+	}
+	file := storeFile(filepath.Dir(plan.Trust))
+	if err := os.WriteFile(file, store, 0o644); err != nil { //nolint:gosec // G306: every user of the sandbox reads it
+		return fmt.Errorf("write the store: %w", err)
+	}
+	for _, at := range found {
+		if err := mountFile(file, at, plan.ReadOnly); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// findStores returns the places of Java's stores, each file once, and a store with a certificate
+// and all that is in the first of them.
+func findStores(root int, certificate []byte) (found []int, store []byte, err error) {
+	type place struct{ dev, ino uint64 }
+	seen := make(map[place]bool)
+	for _, name := range storeNames(root) {
+		fd, err := unix.Openat2(root, name, &unix.OpenHow{
+			Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+		})
+		if err != nil {
+			continue // the image has none there
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return found, nil, errors.Join(fmt.Errorf("examine /%s: %w", name, err), unix.Close(fd))
+		}
+		at := place{st.Dev, st.Ino}
+		if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxStore || seen[at] || len(found) == maxStores {
+			_ = unix.Close(fd)
+			continue
+		}
+		seen[at] = true
+		found = append(found, fd)
+		if store != nil {
+			continue
+		}
+		data := make([]byte, st.Size)
+		n, err := unix.Pread(fd, data, 0)
+		if err != nil {
+			return found, nil, fmt.Errorf("read /%s of the image: %w", name, err)
+		}
+		store = withTrusted(data[:n], certificate)
+	}
+	return found, store, nil
+}
+
+// storeNames are the names that findStores looks at.
+func storeNames(root int) []string {
+	names := slices.Clone(stores)
+	for _, dir := range javaDirs {
+		fd, err := unix.Openat2(root, dir, &unix.OpenHow{
+			Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+		})
+		if err != nil {
+			continue // the image has no such directory
+		}
+		f := os.NewFile(uintptr(fd), dir)
+		entries, _ := f.ReadDir(maxJavaDirs) // those that can be read
+		_ = f.Close()                        // only read
+		for _, e := range entries {
+			for _, below := range []string{"lib/security/cacerts", "jre/lib/security/cacerts"} {
+				names = append(names, filepath.Join(dir, e.Name(), below))
+			}
+		}
+	}
+	return names
+}
+
+// writeTrust writes the authority's certificate into a new file that Init appends to, and makes one
+// for Java, which Init fills.
 func (e *Engine) writeTrust(dir string, certificate []byte) error {
-	file, root := trustFile(dir), e.host.IDs[0].Outside
-	err := os.WriteFile(file, append(certificate, '\n'), 0o644)                                 //nolint:gosec // G306: every user of the sandbox reads it
-	if err = errors.Join(err, os.Lchown(file, root, root), os.Chmod(file, 0o644)); err != nil { //nolint:gosec // G302: as above
-		return fmt.Errorf("write the sandbox's authority: %w", err)
+	root := e.host.IDs[0].Outside
+	for file, data := range map[string][]byte{trustFile(dir): append(certificate, '\n'), storeFile(dir): nil} {
+		err := os.WriteFile(file, data, 0o644)                                                      //nolint:gosec // G306: every user of the sandbox reads it
+		if err = errors.Join(err, os.Lchown(file, root, root), os.Chmod(file, 0o644)); err != nil { //nolint:gosec // G302: as above
+			return fmt.Errorf("write the sandbox's authority: %w", err)
+		}
 	}
 	return nil
 }

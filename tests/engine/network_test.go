@@ -3,8 +3,10 @@ package engine
 import (
 	"archive/tar"
 	"context"
+	"crypto/sha1"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -251,6 +253,9 @@ func TestFilesOfANetworkCoverTheImages(t *testing.T) {
 	}
 }
 
+// authority is a certificate that nobody verifies.
+var authority = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("AUTHORITY")})
+
 // The authority of an inspected sandbox stands before the image's own, in each of its bundles.
 // Links lead nowhere, and what is no file is not read.
 func TestBundlesOfAnInspectedSandbox(t *testing.T) {
@@ -284,7 +289,7 @@ func TestBundlesOfAnInspectedSandbox(t *testing.T) {
 			}
 			spec := networked(t, f, "trusts"+name)
 			spec.Rootfs.Layers = []string{layerOf(t, client, harness.Tar(t, append(files, tc.files...)...))}
-			spec.Trust = []byte("AUTHORITY\n")
+			spec.Trust = authority
 			sandbox, err := tryBegin(t, f, spec)
 			if tc.refused {
 				if !errors.Is(err, runtime.ErrRootfs) {
@@ -296,8 +301,71 @@ func TestBundlesOfAnInspectedSandbox(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, at := range append(tc.at, debian) {
-				if got, want := read(t, sandbox, at), "AUTHORITY\n\n"+tc.own; got != want {
+				if got, want := read(t, sandbox, at), string(authority)+"\n"+tc.own; got != want {
 					t.Errorf("%s is %q, want %q", at, got, want)
+				}
+			}
+		})
+	}
+}
+
+// Java's stores of an image have the authority of an inspected sandbox, wherever Java is installed.
+// Links lead nowhere, and what is no store is left as it is. Commits have no trace.
+func TestJavaStoresOfAnInspectedSandbox(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	requireNetworks(t, f)
+	client := f.Engine.(*launcher.Client)
+	const debian, temurin = "/etc/ssl/certs/java/cacerts", "/opt/java/openjdk/lib/security/cacerts"
+	store := "\xfe\xed\xfe\xed\x00\x00\x00\x02\x00\x00\x00\x00" + strings.Repeat("x", sha1.Size) // without entries
+	large := store + strings.Repeat("x", 2<<20)
+	for name, tc := range map[string]struct {
+		files []harness.File
+		have  []string          // stores that have it
+		same  map[string]string // files that are as they were
+	}{
+		"debian": {
+			files: []harness.File{
+				{Name: debian[1:], Body: store},
+				{Name: "usr/lib/jvm/java-17/lib/security/cacerts", Type: tar.TypeSymlink, Link: debian},
+				{Name: "usr/lib/jvm/java-8/jre/lib/security/cacerts", Body: store},
+			},
+			have: []string{debian, "/usr/lib/jvm/java-17/lib/security/cacerts", "/usr/lib/jvm/java-8/jre/lib/security/cacerts"},
+		},
+		"temurin":  {files: []harness.File{{Name: temurin[1:], Body: store}}, have: []string{temurin}},
+		"openjdk":  {files: []harness.File{{Name: "usr/local/openjdk-11/lib/security/cacerts", Body: store}}, have: []string{"/usr/local/openjdk-11/lib/security/cacerts"}},
+		"other":    {files: []harness.File{{Name: temurin[1:], Body: "OWN"}}, same: map[string]string{temurin: "OWN"}},
+		"one of 2": {files: []harness.File{{Name: debian[1:], Body: "OWN"}, {Name: temurin[1:], Body: store}}, have: []string{debian, temurin}},
+		"large":    {files: []harness.File{{Name: temurin[1:], Body: large}}, same: map[string]string{temurin: large}},
+		"out":      {files: []harness.File{{Name: debian[1:], Type: tar.TypeSymlink, Link: "../../../../../../init"}}},
+		"pipe":     {files: []harness.File{{Name: debian[1:], Type: tar.TypeFifo, Mode: 0o644}}},
+		"dir":      {files: []harness.File{{Name: debian[1:] + "/", Type: tar.TypeDir, Mode: 0o755}, {Name: "opt", Type: tar.TypeSymlink, Link: "opt"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			files := []harness.File{{Name: runtime.TrustFile[1:]}}
+			for _, d := range []string{"tmp/", "dev/", "proc/", "sys/"} {
+				files = append(files, harness.File{Name: d, Type: tar.TypeDir, Mode: 0o755})
+			}
+			spec := networked(t, f, "java"+strings.ReplaceAll(name, " ", ""))
+			spec.Rootfs.Layers = []string{layerOf(t, client, harness.Tar(t, append(files, tc.files...)...))}
+			spec.Trust = authority
+			sandbox, err := tryBegin(t, f, spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, at := range tc.have {
+				if got := read(t, sandbox, at); !strings.Contains(got, "AUTHORITY") || len(got) < len(store) || got[:11] != store[:11] || got[11] != 1 {
+					t.Errorf("%s is %q", at, got)
+				}
+			}
+			for at, want := range tc.same {
+				if got := read(t, sandbox, at); got != want {
+					t.Errorf("%s has %d bytes, want the image's %d", at, len(got), len(want))
+				}
+			}
+			for _, c := range changesOf(t, client, spec) {
+				if strings.Contains(c, "cacerts") || strings.Contains(c, "ca-certificates") {
+					t.Errorf("a change of the sandbox is %q", c)
 				}
 			}
 		})

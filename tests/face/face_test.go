@@ -164,6 +164,11 @@ func TestCallersSeeNothingOfOtherTenants(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	secret := api.SetSecret{Kind: api.SecretBearer, Value: "the-secret-of-a", Host: "example.com"}
+	if _, err := a.SetSecret(ctx, "key", secret); err != nil {
+		t.Fatal(err)
+	}
+
 	argv := api.ExecRequest{Argv: []string{"true"}}
 	nothing := func(api.ExecEvent) error { return errors.New("an event of another tenant's exec") }
 	onBox := map[string]func(s *service.API, ref string) error{
@@ -254,6 +259,7 @@ func TestCallersSeeNothingOfOtherTenants(t *testing.T) {
 		ask  func(s *service.API) error
 		want error
 	}{
+		"remove secret":    {func(s *service.API) error { return s.RemoveSecret(ctx, "key") }, class.ErrNoSecret},
 		"snapshot by name": {func(s *service.API) error { _, err := s.Snapshot("snap"); return err }, class.ErrNoSnapshot},
 		"snapshot by id":   {func(s *service.API) error { _, err := s.Snapshot(snap.ID); return err }, class.ErrNoSnapshot},
 		"remove snapshot":  {func(s *service.API) error { _, err := s.RemoveSnapshot(ctx, snap.ID); return err }, class.ErrNoSnapshot},
@@ -323,6 +329,9 @@ func TestCallersSeeNothingOfOtherTenants(t *testing.T) {
 		}
 		if list, err := other.Snapshots(""); err != nil || len(list.Snapshots) != 0 {
 			t.Errorf("snapshots: %+v, %v", list, err)
+		}
+		if list, err := other.Secrets(); err != nil || len(list) != 0 {
+			t.Errorf("secrets: %+v, %v", list, err)
 		}
 		list, err := other.Images(ctx)
 		if err != nil {

@@ -206,16 +206,18 @@ func debianName(s string) string {
 func (d *Daemon) ImportDebian(t testing.TB, reference string, packages ...string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "root.tar")
-	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer os.Remove(file) // before the test ends: it is large
+	defer f.Close()       // it is written: import has ended
 	DebianRoot(t, f, packages...)
-	if err := f.Close(); err != nil {
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		t.Fatal(err)
 	}
-	if got := d.CLI(t, "import", "--rootfs", file, reference); got.Code != 0 {
+	// The daemon's user may be another, who cannot open the file.
+	if got := d.CLIInput(t, f, "import", "--rootfs", "-", reference); got.Code != 0 {
 		t.Fatalf("import %s: %+v", reference, got)
 	}
 }

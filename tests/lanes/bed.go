@@ -44,6 +44,30 @@ var leftOut = map[string][]string{
 	},
 }
 
+// ofNetworks are the tests of networks that every kernel of the bed runs in a soak run: modes,
+// attacks, clients, budgets, published ports, a gateway that is killed. Those of tests/network have
+// daemons of both users.
+var ofNetworks = map[string][]string{
+	module + "/tests/network": {
+		"TestAttacksAreRefused", "TestBudgets", "TestFullOpensNoSpecialAddress", "TestGatewayIsKilled", "TestInspectedClients",
+		"TestNoneReachesNothing", "TestOwnServers", "TestPolicyChangesWhileConnectionsAreOpen", "TestSecretsStayOutside",
+	},
+	module + "/tests/functional": {"TestServersInSandboxesAreReached"},
+}
+
+// firstPlan returns what the machines run beside the native lanes, as testbed -plan takes it.
+func firstPlan(o options) (plan string, paths []string) {
+	plan, paths = limitsPackage+"\t"+o.run+"\n", []string{limitsPackage}
+	if !o.soak || o.run != "" {
+		return plan, paths
+	}
+	for _, pkg := range sortedKeys(ofNetworks) {
+		plan += pkg + "\t" + selection(ofNetworks[pkg]) + "\n"
+		paths = append(paths, pkg)
+	}
+	return plan, paths
+}
+
 // skips returns the flags of testbed that leave tests of limits out. A bed that was chosen is run
 // whole, and so is that of a soak run.
 func skips(o options) (flags []string) {
@@ -150,11 +174,11 @@ type turn struct {
 	out      string   // directory for logs and results
 }
 
-// limits is the first turn: tests/limits, whole, beside the native lanes, of which it needs to
-// know nothing.
+// limits is the first turn: tests/limits, whole, and in a soak run tests of networks. It goes on
+// beside the native lanes, of which it needs to know nothing.
 func (b *testBed) limits(ctx context.Context, o options) (map[*lane][]testresult.Package, error) {
-	plan := limitsPackage + "\t" + o.run + "\n"
-	return b.take(ctx, o, turn{machines: b.ofLimits, plan: plan, paths: []string{limitsPackage}, skips: skips(o), out: bedOut})
+	plan, paths := firstPlan(o)
+	return b.take(ctx, o, turn{machines: b.ofLimits, plan: plan, paths: paths, skips: skips(o), out: bedOut})
 }
 
 // rest is the second turn: tests that the native lanes have skipped. Tests that fail, and machines

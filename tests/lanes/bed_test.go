@@ -194,6 +194,38 @@ func TestEveryLimitIsTriedSomewhere(t *testing.T) {
 	}
 }
 
+// Soak runs have tests of networks on every machine, and they exist.
+func TestNetworksInEveryMachine(t *testing.T) {
+	plan, paths := firstPlan(options{soak: true})
+	if len(paths) != 1+len(ofNetworks) || strings.Count(plan, "\n") != len(paths) || !strings.Contains(plan, "^TestAttacksAreRefused$|") {
+		t.Errorf("%q, %q", plan, paths)
+	}
+	for _, o := range []options{{}, {soak: true, run: "X"}} {
+		if plan, paths := firstPlan(o); len(paths) != 1 || plan != limitsPackage+"\t"+o.run+"\n" {
+			t.Errorf("%+v: %q, %q", o, plan, paths)
+		}
+	}
+	for pkg, names := range ofNetworks {
+		sources, err := filepath.Glob(filepath.Join("../..", strings.TrimPrefix(pkg, module), "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var tests strings.Builder
+		for _, name := range sources {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tests.Write(text)
+		}
+		for _, name := range names {
+			if !strings.Contains(tests.String(), "func "+name+"(") {
+				t.Errorf("%s has no test %s", pkg, name)
+			}
+		}
+	}
+}
+
 // A turn that is called off waits for no image: a compile error is reported at once.
 func TestTurnThatIsCalledOff(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())

@@ -191,8 +191,8 @@ func addressAttacks() (attacks []attack, hosts map[string]*host) {
 	return attacks, hosts
 }
 
-// ownAttacks are those on the public addresses of the host itself, by an allowed name: servers there
-// may be open to the host only.
+// ownAttacks are those on the public addresses of the host itself, by an allowed name: servers
+// there may be open to the host only.
 func ownAttacks() (attacks []attack, hosts map[string]*host) {
 	const name, reason = "own.allowed.test", "an address of the host itself"
 	hosts = map[string]*host{name: {addrs: []string{outside.Here4.String(), outside.Here6.String()}}}

@@ -2,7 +2,9 @@ package network
 
 import (
 	"maps"
+	"net/http"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -45,6 +47,44 @@ func TestClients(t *testing.T) {
 				}
 				noRefusals(t, s.Flows(t))
 			})
+		}
+	})
+}
+
+// The same clients work where the gateway reads their requests. They trust what the sandbox does.
+func TestInspectedClients(t *testing.T) {
+	inspectedClients(t, func(name string) bool { return !large[name] })
+}
+
+// So do large transfers. They have a test of their own: an emulated machine encrypts some hundred
+// kilobytes in a second.
+func TestInspectedTransfers(t *testing.T) {
+	inspectedClients(t, func(name string) bool { return large[name] })
+}
+
+var large = map[string]bool{"https-download": true, "https-upload": true}
+
+func inspectedClients(t *testing.T, chosen func(name string) bool) {
+	t.Helper()
+	ops := slices.DeleteFunc(clientOps(), func(o op.Op) bool {
+		tls := strings.HasPrefix(o.Name, "https-") || strings.HasPrefix(o.Name, "http2")
+		// Where requests are read, a path that servers read differently is refused.
+		return !tls || o.Name == "https-odd-path" || !chosen(o.Name)
+	})
+	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+		t.Helper()
+		site(t, w, nil)
+		s := connected(t, d, "default", allowedInspected)
+		s.Sh(t, `cp "$SSL_CERT_FILE" `+op.CA)
+		for i, r := range probe(t, s, ops) {
+			if r.Error != "" {
+				t.Errorf("%s: %s", ops[i].Name, r.Error)
+			}
+		}
+		flows := s.Flows(t)
+		noRefusals(t, flows)
+		if !slices.ContainsFunc(flows, func(f api.Flow) bool { return f.Kind == api.FlowRequest && f.Port == 443 && f.Status == http.StatusOK }) {
+			t.Error("no request within TLS is recorded")
 		}
 	})
 }

@@ -14,13 +14,12 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/tests/harness"
 	"github.com/sandboxd/sandboxd/tests/network/op"
 )
 
+// bundleOfTheHost has the certificates that the gateway trusts: the world has its own there.
 const bundleOfTheHost = "/etc/ssl/certs/ca-certificates.crt"
 
 const inspected = `
@@ -28,23 +27,6 @@ version: 1
 rules:
 - {name: repos, allow: site.test, ports: 443, inspect: true, methods: [GET], paths: [/repos/*, /stored/*, /open]}
 `
-
-// trust adds an authority to those that programs of the world trust, the gateway among them.
-func (w *world) trust(t *testing.T, ca []byte) {
-	t.Helper()
-	file := w.file("bundle.crt")
-	if err := os.WriteFile(file, ca, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.enter(func() error { return unix.Mount(file, bundleOfTheHost, "", unix.MS_BIND, "") }); err != nil {
-		t.Fatalf("mount over %s: %v", bundleOfTheHost, err)
-	}
-	t.Cleanup(func() {
-		if err := w.enter(func() error { return unix.Unmount(bundleOfTheHost, unix.MNT_DETACH) }); err != nil {
-			t.Errorf("take the bundle away: %v", err)
-		}
-	})
-}
 
 // The gateway reads requests within TLS, and puts a secret into those that it is for. The sandbox
 // never has it: neither its environment nor its files, its memory, its record.
@@ -57,7 +39,7 @@ func TestSecretsStayOutside(t *testing.T) {
 				auth := r.Header.Get("Authorization")
 				_, _ = fmt.Fprintf(rw, "%s %s secret=%t stored=%t newer=%t none=%t", r.Proto, r.URL.Path, auth == "Bearer "+secret, auth == "Bearer "+stored, auth == "Bearer "+newer, auth == "")
 			})
-			w.trust(t, site(t, w, map[string]http.Handler{"/repos/": answer, "/stored/": answer, "/open": answer, "/closed": answer}))
+			site(t, w, map[string]http.Handler{"/repos/": answer, "/stored/": answer, "/open": answer, "/closed": answer})
 			o := options(t, w, who)
 			file := w.file("secrets-" + who + ".yaml")
 			text := "version: 1\nsecrets:\n- name: token\n  variable: TOKEN\n  host: " + op.Site + "\n  paths: [/repos/*]\n  bearer: {env: SECRET_OF_TEST}\n"

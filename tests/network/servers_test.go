@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/pem"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,6 +40,9 @@ rules:
 - {name: lan, allow: 10.1.0.0/16, ports: [80, 9000]}
 `
 
+// allowedInspected allows the same, and has the gateway read the requests.
+var allowedInspected = strings.Replace(allowed, "8443]}", "8443], inspect: true}", 1)
+
 // siteAddr and siteAddr6 have the servers of the clients of package op.
 const (
 	siteAddr  = "93.184.215.80"
@@ -58,7 +63,7 @@ var allowedHosts = map[string]*host{
 }
 
 // site serves everything that the clients of package op ask for, and further paths. It returns the
-// certificate that signs those of its servers.
+// certificate that signs those of its servers, which programs of the world trust.
 func site(t *testing.T, w *world, further map[string]http.Handler) (ca []byte) {
 	t.Helper()
 	w.names.set(allowedHosts)
@@ -67,7 +72,7 @@ func site(t *testing.T, w *world, further map[string]http.Handler) (ca []byte) {
 		mux.Handle(path, h)
 	}
 	pages(mux)
-	ca, certificate := certificates(t)
+	certificate := w.authority.server(t)
 	serve := func(to string, withTLS bool) {
 		s := &http.Server{Handler: mux, ErrorLog: log.New(io.Discard, "", 0), TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}}
 		l := w.listen(t, to)
@@ -109,7 +114,7 @@ func site(t *testing.T, w *world, further map[string]http.Handler) (ca []byte) {
 		_, _ = io.ReadFull(c, make([]byte, 10))
 		_ = c.(*recorded).SetLinger(0) // a reset in the place of the answer
 	})
-	return ca
+	return w.authority.pem
 }
 
 func echo(c net.Conn) {
@@ -169,6 +174,7 @@ func pages(mux *http.ServeMux) {
 		_, _ = rw.Write([]byte{0, 0, 0, 0, 0})
 		rw.Header().Set("Grpc-Status", "0")
 	})
+	mux.HandleFunc("/test.Echo/", rpc)
 	mux.HandleFunc("/both", func(rw http.ResponseWriter, r *http.Request) {
 		flush := http.NewResponseController(rw)
 		_ = flush.EnableFullDuplex() // HTTP/2 always has it
@@ -221,33 +227,86 @@ func pages(mux *http.ServeMux) {
 	})
 }
 
-// certificates makes a certificate of the servers and that of its authority.
-func certificates(t *testing.T) (ca []byte, server tls.Certificate) {
-	t.Helper()
-	keys := make([]*ecdsa.PrivateKey, 2)
-	for i := range keys {
-		var err error
-		if keys[i], err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
-			t.Fatal(err)
+// rpc is a service of gRPC. Its methods answer each message of bytes with the same: Thrice three
+// times, and Last only the last one. Refuse ends with an error.
+func rpc(rw http.ResponseWriter, r *http.Request) {
+	h := rw.Header()
+	h.Set("Content-Type", "application/grpc")
+	h.Set("Trailer", "Grpc-Status, Grpc-Message")
+	method := strings.TrimPrefix(r.URL.Path, "/test.Echo/")
+	if method == "Refuse" {
+		h.Set("Grpc-Status", "5") // NOT_FOUND
+		h.Set("Grpc-Message", "nothing is here")
+		return
+	}
+	times := 1
+	if method == "Thrice" {
+		times = 3
+	}
+	flush := http.NewResponseController(rw)
+	_ = flush.Flush() // the client looks, here and below
+	var message []byte
+	for {
+		head := make([]byte, 5) // a flag, and the length
+		if _, err := io.ReadFull(r.Body, head); err != nil {
+			break
+		}
+		message = slices.Concat(head, make([]byte, min(binary.BigEndian.Uint32(head[1:]), 4<<20)))
+		if _, err := io.ReadFull(r.Body, message[len(head):]); err != nil {
+			return
+		}
+		for range times {
+			if method != "Last" {
+				_, _ = rw.Write(message)
+				_ = flush.Flush()
+			}
 		}
 	}
-	from, until := time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
-	authority := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority of a test"}, NotBefore: from, NotAfter: until,
+	if method == "Last" {
+		_, _ = rw.Write(message)
+	}
+	h.Set("Grpc-Status", "0")
+}
+
+// authority signs the certificates of the world's servers.
+type authority struct {
+	certificate *x509.Certificate
+	pem         []byte // the certificate's
+	key         *ecdsa.PrivateKey
+}
+
+func newAuthority() (*authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	a := &authority{key: key, certificate: &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority of a test"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign, SubjectKeyId: []byte{1},
+	}}
+	der, err := x509.CreateCertificate(rand.Reader, a.certificate, a.certificate, &key.PublicKey, key)
+	if err != nil {
+		return nil, err
+	}
+	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return a, nil
+}
+
+// server makes the certificate of the servers.
+func (a *authority) server(t *testing.T) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
 	}
 	leaf := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: op.Site}, NotBefore: from, NotAfter: until, BasicConstraintsValid: true,
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: op.Site}, NotBefore: a.certificate.NotBefore, NotAfter: a.certificate.NotAfter, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, SubjectKeyId: []byte{2}, AuthorityKeyId: []byte{1},
 		DNSNames: []string{op.Site, "*.site.test", "*.raw.site.test", "read.test"},
 	}
-	ders := make([][]byte, 2)
-	for i, c := range []*x509.Certificate{authority, leaf} {
-		var err error
-		if ders[i], err = x509.CreateCertificate(rand.Reader, c, authority, &keys[i].PublicKey, keys[0]); err != nil {
-			t.Fatal(err)
-		}
+	der, err := x509.CreateCertificate(rand.Reader, leaf, a.certificate, &key.PublicKey, a.key)
+	if err != nil {
+		t.Fatal(err)
 	}
-	ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ders[0]})
-	return ca, tls.Certificate{Certificate: [][]byte{ders[1], ders[0]}, PrivateKey: keys[1]}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }

@@ -29,6 +29,7 @@ type world struct {
 	net, mounts *os.File // namespaces of the daemon
 	beyond      *outside.Network
 	dir         string // of its files
+	authority   *authority
 	names       *nameserver
 	tap         *tap
 	closers     []io.Closer
@@ -85,7 +86,11 @@ func newWorld() (_ *world, err error) {
 	if w.dir, err = os.MkdirTemp("", "nettests"); err != nil {
 		return nil, err
 	}
+	if w.authority, err = newAuthority(); err != nil {
+		return nil, err
+	}
 	files := map[string]string{
+		bundleOfTheHost:    string(w.authority.pem),
 		"/etc/resolv.conf": "nameserver " + resolverAt + "\noptions timeout:30 attempts:2\n",
 		"/etc/hosts":       "127.0.0.1 localhost\n::1 localhost\n10.0.0.9 intranet.allowed.test\n127.0.0.1 self.allowed.test\n",
 	}

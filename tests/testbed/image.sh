@@ -38,7 +38,7 @@ for v in 6.1 6.12; do [ -f "$work/out/vmlinuz-$v" ] || die "Debian's $suite and 
 # --- the root file system
 
 say "making the root file system"
-packages=systemd-sysv,dbus-user-session,libpam-systemd,uidmap,iproute2,procps,kmod,python3,busybox-static,docker-registry,runc
+packages=systemd-sysv,dbus-user-session,libpam-systemd,uidmap,iproute2,procps,kmod,python3,busybox-static,docker-registry,runc,ca-certificates,curl
 mode=unshare
 [ "$(id -u)" -ne 0 ] || mode=root
 mmdebstrap --quiet --variant=minbase --mode=$mode --architectures=$arch --keyring=$keyring --include=$packages \
@@ -74,6 +74,7 @@ for u in getty@tty1.service serial-getty@ttyS0.service serial-getty@hvc0.service
 	ln -sf /dev/null "$units/$u"
 done
 echo testbed >"$root/etc/hostname"
+[ -e "$root/etc/resolv.conf" ] || : >"$root/etc/resolv.conf" # a mount point for tests
 printf '127.0.0.1 localhost testbed\n::1 localhost\n' >"$root/etc/hosts"
 : >"$root/etc/fstab"
 echo uninitialized >"$root/etc/machine-id"

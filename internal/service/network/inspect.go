@@ -27,10 +27,10 @@ type Inspection struct {
 
 // trusting are the variables that name a bundle of certificates, for programs that do not read
 // [runtime.TrustFile] by themselves: OpenSSL and Go, curl, Python's requests and pip, Node.js and
-// npm, Deno, git, cargo, and the clients of AWS.
+// npm, Deno, git, cargo, the clients of AWS, and gRPC but for Go and Java.
 var trusting = []string{
 	"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS", "npm_config_cafile",
-	"DENO_CERT", "GIT_SSL_CAINFO", "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE",
+	"DENO_CERT", "GIT_SSL_CAINFO", "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
 }
 
 // Inspect returns the inspection of a new sandbox of a tenant; nil if its policy reads nothing

@@ -33,6 +33,9 @@ import (
 type Options struct {
 	// Dir holds the flows; it is made when it is missing.
 	Dir string
+	// PortDir holds the Unix sockets of published ports; the first makes it. Its parent is closed to
+	// other users, and no other daemon's.
+	PortDir string
 	// Engine has the sandboxes' sockets; nil if it cannot give them a network.
 	Engine runtime.Networker
 	// Start starts a gateway with a configuration that has Events and Peers. Nil: there is none.
@@ -45,11 +48,14 @@ type Options struct {
 	// Store has the secrets that tenants set.
 	Store *secrets.Store
 	Log   *slog.Logger
+
+	time clock // of sessions of datagrams; zero stands for the host's
 }
 
 // Networks are the networks of all sandboxes. Its methods are safe for concurrent use.
 type Networks struct {
-	opts Options
+	opts  Options
+	doors doors
 
 	starting sync.Mutex // serializes starts of the gateway
 	peers    peers
@@ -75,12 +81,22 @@ type life struct {
 	member    *member        // nil unless it is in a named network
 }
 
-// Open makes the directory of flows.
+// Open makes the directory of flows, and clears that of Unix sockets.
 func Open(opts Options) (*Networks, error) {
 	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of flows: %w", err)
 	}
-	return &Networks{opts: opts, closing: make(chan struct{}), logs: make(map[string]*flowLog), lives: make(map[string]*life)}, nil
+	if opts.time.now == nil {
+		opts.time = hostClock()
+	}
+	n := &Networks{
+		opts: opts, doors: doors{dir: opts.PortDir, held: make(map[string]bool)}, closing: make(chan struct{}),
+		logs: make(map[string]*flowLog), lives: make(map[string]*life),
+	}
+	if err := n.doors.sweep(); err != nil {
+		return nil, err
+	}
+	return n, nil
 }
 
 // Close ends the forwarding of ports and the gateway, and waits for both. It is called after the
@@ -210,9 +226,9 @@ func document(net api.Network) []byte {
 		return publicDocument()
 	case api.NetworkEgress:
 		return []byte(net.Policy)
-	default:
-		return []byte("version: 1\nrules: []\n")
+	case api.NetworkNone: // in named networks only
 	}
+	return []byte("version: 1\nrules: []\n")
 }
 
 func budget(b api.NetworkBudget) gateway.Budget {
@@ -278,7 +294,7 @@ func (n *Networks) open(ctx context.Context, rec *runtime.Record, before *life, 
 		if before != nil {
 			before.accepting.Wait() // its ports are free then
 		}
-		if ports, err = Publish(ctx, rec.Ports); err != nil {
+		if ports, err = n.Publish(ctx, rec.Ports); err != nil {
 			return nil, err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -19,7 +20,7 @@ import (
 
 func open(t *testing.T, ceiling *policy.Policy) *Networks {
 	t.Helper()
-	n, err := Open(Options{Dir: t.TempDir(), Ceiling: ceiling, Store: secrets.NewStore(t.TempDir()), Log: slog.New(slog.DiscardHandler)})
+	n, err := Open(Options{Dir: t.TempDir(), Ceiling: ceiling, PortDir: filepath.Join(t.TempDir(), "ports"), Store: secrets.NewStore(t.TempDir()), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,67 +95,6 @@ func TestCheck(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestCheckPorts(t *testing.T) {
-	full := api.Network{Mode: api.NetworkFull}
-	for name, tt := range map[string]struct {
-		tenant string
-		net    api.Network
-		port   api.PortMapping
-		ok     bool
-	}{
-		"defaults":                      {"", full, api.PortMapping{Port: 80}, true},
-		"all addresses":                 {"", full, api.PortMapping{Port: 80, Address: "0.0.0.0", HostPort: 80}, true},
-		"no network":                    {"", api.Network{}, api.PortMapping{Port: 80}, false},
-		"no port":                       {"", full, api.PortMapping{HostPort: 80}, false},
-		"UDP":                           {"", full, api.PortMapping{Port: 80, Protocol: "udp"}, false},
-		"a name":                        {"", full, api.PortMapping{Port: 80, Address: "localhost"}, false},
-		"a tenant's":                    {"1002", full, api.PortMapping{Port: 80, HostPort: 8080}, true},
-		"a tenant's privileged one":     {"1002", full, api.PortMapping{Port: 80, HostPort: 80}, false},
-		"a tenant's, for other hosts":   {"1002", full, api.PortMapping{Port: 80, Address: "0.0.0.0"}, false},
-		"a tenant's, mapped to the any": {"1002", full, api.PortMapping{Port: 80, Address: "::ffff:0.0.0.0"}, false},
-	} {
-		got, err := CheckPorts(tt.tenant, tt.net, []api.PortMapping{tt.port})
-		if tt.ok != (err == nil) || err != nil && !errors.Is(err, class.ErrInvalid) {
-			t.Errorf("%s: %v", name, err)
-		}
-		if err == nil && (got[0].Protocol != "tcp" || got[0].Address == "") {
-			t.Errorf("%s: %+v", name, got)
-		}
-	}
-	if _, err := CheckPorts("", full, make([]api.PortMapping, maxPorts+1)); !errors.Is(err, class.ErrInvalid) {
-		t.Errorf("too many: %v", err)
-	}
-}
-
-func TestPublishedPortsAreAllBoundOrNone(t *testing.T) {
-	one, err := Publish(t.Context(), []api.PortMapping{{Port: 80, Address: "127.0.0.1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer one.Close()
-	taken := one.Mappings()[0].HostPort
-	if taken == 0 {
-		t.Fatal("the chosen port is not told")
-	}
-	free, err := Publish(t.Context(), []api.PortMapping{{Port: 80, Address: "127.0.0.1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	number := free.Mappings()[0].HostPort
-	if err := free.Close(); err != nil {
-		t.Fatal(err)
-	}
-	_, err = Publish(t.Context(), []api.PortMapping{{Port: 80, Address: "127.0.0.1", HostPort: number}, {Port: 81, Address: "127.0.0.1", HostPort: taken}})
-	if !errors.Is(err, class.ErrPort) {
-		t.Fatalf("a port that is taken: %v", err)
-	}
-	again, err := Publish(t.Context(), []api.PortMapping{{Port: 80, Address: "127.0.0.1", HostPort: number}})
-	if err != nil {
-		t.Fatalf("the first of two is still bound: %v", err)
-	}
-	_ = again.Close()
 }
 
 func some(from, to int) (flows []api.Flow) {

@@ -3,12 +3,14 @@ package network
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"hash/fnv"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/netns"
@@ -63,8 +65,8 @@ func (m *member) places() (all []place) {
 	return all
 }
 
-// enter makes a running sandbox a member of its named networks, unless it is one already. It returns
-// nil if the sandbox has none.
+// enter makes a running sandbox a member of its named networks, unless it is one already. It
+// returns nil if the sandbox has none.
 func (p *peers) enter(rec *runtime.Record) *member {
 	if len(rec.Network.Join) == 0 {
 		return nil
@@ -165,7 +167,10 @@ func (n *Networks) dialPeer(ctx context.Context, id string, to netip.AddrPort) (
 	if err != nil {
 		return nil, peer, err
 	}
-	c, err := n.dial(ctx, of, to.Port(), netns.ConnectOwn)
+	c, err := dial[*net.TCPConn](ctx, n.opts.Engine, of, "tcp", to.Port(), netns.ConnectOwn)
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		err = errno // the record names peer and port itself
+	}
 	return c, peer, err
 }
 

@@ -53,7 +53,7 @@ func TestCheckJoin(t *testing.T) {
 	if _, err := open(t, new(policy.Policy)).Check("", net); err != nil {
 		t.Errorf("a budget: %v", err)
 	}
-	if _, err := CheckPorts("", net, []api.PortMapping{{Port: 80}}); err != nil {
+	if _, err := open(t, nil).CheckPorts("", net, []api.PortMapping{{Port: 80}}); err != nil {
 		t.Errorf("ports: %v", err)
 	}
 	net.Policy = onePublic

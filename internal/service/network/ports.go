@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -27,11 +28,31 @@ const (
 	dialTimeout  = 30 * time.Second
 )
 
-// Published are host ports that are bound for a sandbox. Nothing is accepted before
-// [Networks.Connect].
+// Published are host ports and Unix sockets that are bound for a sandbox. Nothing is accepted
+// before [Networks.Connect].
 type Published struct {
-	ports     []api.PortMapping
-	listeners []*net.TCPListener
+	ports []api.PortMapping
+	bound []bound // of each port
+}
+
+// bound is where one port is published: one of its fields.
+type bound struct {
+	stream    net.Listener
+	datagrams *net.UDPConn
+}
+
+// Close may be called again.
+func (b bound) Close() error {
+	var err error
+	if b.stream != nil {
+		err = b.stream.Close()
+	} else {
+		err = b.datagrams.Close()
+	}
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
 }
 
 // Mappings returns the ports with the numbers that the kernel has chosen.
@@ -40,16 +61,15 @@ func (p *Published) Mappings() []api.PortMapping { return p.ports }
 // Close unbinds the ports. Connections that were accepted go on.
 func (p *Published) Close() error {
 	var errs []error
-	for _, l := range p.listeners {
-		if err := l.Close(); !errors.Is(err, net.ErrClosed) {
-			errs = append(errs, err)
-		}
+	for _, b := range p.bound {
+		errs = append(errs, b.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// Publish binds ports of the host. The caller closes them, or passes them on to [Networks.Connect].
-func Publish(ctx context.Context, ports []api.PortMapping) (_ *Published, err error) {
+// Publish binds ports of the host, all of them or none. The caller closes them, or passes them on
+// to [Networks.Connect].
+func (n *Networks) Publish(ctx context.Context, ports []api.PortMapping) (_ *Published, err error) {
 	ports = slices.Clone(ports)
 	p := &Published{ports: ports}
 	defer func() {
@@ -58,26 +78,55 @@ func Publish(ctx context.Context, ports []api.PortMapping) (_ *Published, err er
 		}
 	}()
 	for i := range ports {
-		m := &ports[i]
-		address := net.JoinHostPort(m.Address, strconv.Itoa(int(m.HostPort)))
-		l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+		b, err := n.bind(ctx, &ports[i])
 		if err != nil {
-			return nil, class.Mark(class.ErrPort, fmt.Errorf("publish port %d at %s: %w", m.Port, address, err))
+			return nil, class.Mark(class.ErrPort, fmt.Errorf("publish port %d at %s: %w", ports[i].Port, placeOf(&ports[i]), err))
 		}
-		tcp, ok := l.(*net.TCPListener)
-		if !ok {
-			return nil, errors.Join(fmt.Errorf("publish port %d: %T is no TCP listener", m.Port, l), l.Close())
-		}
-		p.listeners = append(p.listeners, tcp)
-		if at, ok := tcp.Addr().(*net.TCPAddr); ok {
-			m.HostPort = at.AddrPort().Port()
-		}
+		p.bound = append(p.bound, b)
 	}
 	return p, nil
 }
 
+// placeOf returns where a port is to be published.
+func placeOf(m *api.PortMapping) string {
+	if m.Socket != "" {
+		return m.Socket
+	}
+	return net.JoinHostPort(m.Address, strconv.Itoa(int(m.HostPort)))
+}
+
+// bind binds one port, and fills in the number that the kernel has chosen.
+func (n *Networks) bind(ctx context.Context, m *api.PortMapping) (bound, error) {
+	switch {
+	case m.Socket != "":
+		l, err := n.doors.listen(ctx, filepath.Base(m.Socket))
+		return bound{stream: l}, err
+	case m.Protocol == "udp":
+		c, err := new(net.ListenConfig).ListenPacket(ctx, "udp", placeOf(m))
+		if err != nil {
+			return bound{}, err
+		}
+		udp, ok := c.(*net.UDPConn)
+		if !ok {
+			return bound{}, errors.Join(fmt.Errorf("%T is no UDP socket", c), c.Close())
+		}
+		if at, ok := udp.LocalAddr().(*net.UDPAddr); ok {
+			m.HostPort = at.AddrPort().Port()
+		}
+		return bound{datagrams: udp}, nil
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", placeOf(m))
+	if err != nil {
+		return bound{}, err
+	}
+	if at, ok := l.Addr().(*net.TCPAddr); ok {
+		m.HostPort = at.AddrPort().Port()
+	}
+	return bound{stream: l}, nil
+}
+
 // CheckPorts returns the ports that a request of a tenant asks for, with defaults filled in.
-func CheckPorts(tenant string, net api.Network, ports []api.PortMapping) ([]api.PortMapping, error) {
+func (n *Networks) CheckPorts(tenant string, net api.Network, ports []api.PortMapping) ([]api.PortMapping, error) {
 	if len(ports) > 0 && net.Mode == api.NetworkSandbox {
 		return nil, class.Invalidf("ports: those of a shared network are published by its owner, sandbox %q", class.Clip(net.Sandbox))
 	}
@@ -90,35 +139,76 @@ func CheckPorts(tenant string, net api.Network, ports []api.PortMapping) ([]api.
 	ports = slices.Clone(ports)
 	for i := range ports {
 		m := &ports[i]
-		m.Protocol, m.Address = cmp.Or(m.Protocol, "tcp"), cmp.Or(m.Address, "127.0.0.1")
+		m.Protocol = cmp.Or(m.Protocol, "tcp")
+		var err error
 		switch {
 		case m.Port == 0:
-			return nil, class.Invalidf("ports[%d]: port is missing", i)
-		case m.Protocol != "tcp":
-			return nil, class.Invalidf("ports[%d]: protocol %q: only tcp can be published", i, class.Clip(m.Protocol))
+			err = errors.New("port is missing")
+		case m.Protocol != "tcp" && m.Protocol != "udp":
+			err = fmt.Errorf("protocol %q: must be tcp or udp", class.Clip(m.Protocol))
+		case m.Socket != "":
+			err = n.checkSocket(tenant, m)
+		default:
+			err = checkAddress(tenant, m)
 		}
-		at, err := netip.ParseAddr(m.Address)
-		if err != nil || at.Zone() != "" {
-			return nil, class.Invalidf("ports[%d]: address %q: must be an IP address of the host", i, class.Clip(m.Address))
-		}
-		// The daemon may bind what the tenant's own programs may not.
-		if tenant != "" && (!at.IsLoopback() || m.HostPort != 0 && m.HostPort < 1024) {
-			return nil, class.Invalidf("ports[%d]: tenants publish at loopback addresses, from port 1024 on", i)
+		if err != nil {
+			return nil, class.Invalidf("ports[%d]: %w", i, err)
 		}
 	}
 	return ports, nil
 }
 
-// forward accepts connections to published ports until stop is called or the networks are closed.
+func checkAddress(tenant string, m *api.PortMapping) error {
+	m.Address = cmp.Or(m.Address, "127.0.0.1")
+	at, err := netip.ParseAddr(m.Address)
+	if err != nil || at.Zone() != "" {
+		return fmt.Errorf("address %q: must be an IP address of the host", class.Clip(m.Address))
+	}
+	// The daemon may bind what the tenant's own programs may not.
+	if tenant != "" && (!at.IsLoopback() || m.HostPort != 0 && m.HostPort < 1024) {
+		return errors.New("tenants publish at loopback addresses, from port 1024 on")
+	}
+	return nil
+}
+
+// checkSocket completes the path of a Unix socket.
+func (n *Networks) checkSocket(tenant string, m *api.PortMapping) error {
+	name := m.Socket
+	if filepath.IsAbs(name) && filepath.Dir(name) == n.opts.PortDir {
+		name = filepath.Base(name)
+	}
+	switch {
+	case tenant != "":
+		return errors.New("socket: tenants publish at loopback addresses")
+	case m.Address != "" || m.HostPort != 0:
+		return errors.New("socket: a Unix socket has no address and no port of the host")
+	case m.Protocol != "tcp":
+		return errors.New("socket: only connections of tcp go through a Unix socket")
+	case !isSocketName(name):
+		return fmt.Errorf("socket %q: must be a name of 1 to %d letters, digits, \".\", \"_\" and \"-\", or a path of one in %s", class.Clip(m.Socket), maxSocketName, n.opts.PortDir)
+	}
+	m.Socket = filepath.Join(n.opts.PortDir, name)
+	return nil
+}
+
+// forward accepts connections and datagrams of published ports until stop is called or the networks
+// are closed.
 func (n *Networks) forward(ctx context.Context, id string, l *life, p *Published) (stop func()) {
-	if len(p.listeners) == 0 {
+	if len(p.bound) == 0 {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for i, listener := range p.listeners {
-		l.accepting.Go(func() { n.accept(ctx, id, p.ports[i].Port, listener) })
+	for i, b := range p.bound {
+		port := p.ports[i].Port
+		l.accepting.Go(func() {
+			if b.datagrams != nil {
+				n.relayDatagrams(ctx, id, port, b.datagrams)
+			} else {
+				n.accept(ctx, id, port, b.stream)
+			}
+		})
 	}
 	n.work.Go(func() {
 		defer l.accepting.Wait()
@@ -132,7 +222,8 @@ func (n *Networks) forward(ctx context.Context, id string, l *life, p *Published
 }
 
 // accept forwards connections until ctx ends.
-func (n *Networks) accept(ctx context.Context, id string, port uint16, l *net.TCPListener) {
+func (n *Networks) accept(ctx context.Context, id string, port uint16, l net.Listener) {
+	defer l.Close()                                          // has ended when the place may be bound again
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })() // ends Accept
 	slots := make(chan struct{}, maxForwarded)
 	var open sync.WaitGroup
@@ -143,7 +234,7 @@ func (n *Networks) accept(ctx context.Context, id string, port uint16, l *net.TC
 		case <-ctx.Done():
 			return
 		}
-		outside, err := l.AcceptTCP()
+		outside, err := l.Accept()
 		if err != nil {
 			<-slots
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
@@ -162,7 +253,9 @@ func (n *Networks) accept(ctx context.Context, id string, port uint16, l *net.TC
 			defer outside.Close()
 			inside, err := n.Dial(ctx, id, port)
 			if err != nil {
-				_ = outside.SetLinger(0) // a reset: a clean end would look like an empty answer
+				if tcp, ok := outside.(*net.TCPConn); ok {
+					_ = tcp.SetLinger(0) // a reset: a clean end would look like an empty answer
+				}
 				return
 			}
 			relay.Both(ctx, outside, inside)
@@ -172,27 +265,29 @@ func (n *Networks) accept(ctx context.Context, id string, port uint16, l *net.TC
 
 // Dial connects to a port of a sandbox's loopback.
 func (n *Networks) Dial(ctx context.Context, id string, port uint16) (*net.TCPConn, error) {
-	return n.dial(ctx, id, port, netns.Connect)
+	return dial[*net.TCPConn](ctx, n.opts.Engine, id, "tcp", port, netns.Connect)
 }
 
-// dial connects a socket that was made inside a sandbox.
-func (n *Networks) dial(ctx context.Context, id string, port uint16, connect func(context.Context, *os.File, uint16) (net.Conn, error)) (*net.TCPConn, error) {
-	if n.opts.Engine == nil {
-		return nil, fmt.Errorf("%w: the engine has no networks", runtime.ErrUnenforceable)
+// dial connects to a port of a sandbox. C is the type of connections of the network.
+func dial[C net.Conn](
+	ctx context.Context, engine runtime.Networker, id, network string, port uint16, connect func(context.Context, *os.File, uint16) (net.Conn, error),
+) (c C, err error) {
+	if engine == nil {
+		return c, fmt.Errorf("%w: the engine has no networks", runtime.ErrUnenforceable)
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	socket, err := n.opts.Engine.NetworkSocket(ctx, id, "tcp")
+	socket, err := engine.NetworkSocket(ctx, id, network)
 	if err != nil {
-		return nil, err
+		return c, err
 	}
 	conn, err := connect(ctx, socket, port)
 	if err = errors.Join(err, socket.Close()); err != nil {
-		return nil, fmt.Errorf("connect to port %d of the sandbox: %w", port, err)
+		return c, fmt.Errorf("connect to port %d of the sandbox: %w", port, err)
 	}
-	tcp, ok := conn.(*net.TCPConn)
+	c, ok := conn.(C)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("connect to port %d of the sandbox: %T is no TCP connection", port, conn), conn.Close())
+		return c, errors.Join(fmt.Errorf("connect to port %d of the sandbox: %T is no connection of %s", port, conn, network), conn.Close())
 	}
-	return tcp, nil
+	return c, nil
 }

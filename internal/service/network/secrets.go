@@ -87,8 +87,10 @@ func checkFields(req *api.SetSecret) error {
 		name, value string
 		kind        api.SecretKind
 	}{
-		{"user", req.User, api.SecretBasic}, {"header", req.Header, api.SecretHeader},
-		{"access_key_id", req.AccessKeyID, api.SecretAWS}, {"session_token", req.SessionToken, api.SecretAWS},
+		{"user", req.User, api.SecretBasic},
+		{"header", req.Header, api.SecretHeader},
+		{"access_key_id", req.AccessKeyID, api.SecretAWS},
+		{"session_token", req.SessionToken, api.SecretAWS},
 	} {
 		if f.value != "" && req.Kind != f.kind {
 			return class.Invalidf("%s: it is for secrets of kind %q", f.name, f.kind)

@@ -195,6 +195,21 @@ func (h *head) connection() (options map[string]bool, err error) {
 	return options, nil
 }
 
+// announcesClose reports whether a Connection field has the option close.
+func (h *head) announcesClose() bool {
+	for _, f := range h.fields {
+		if f.Name != "connection" {
+			continue
+		}
+		for option := range strings.SplitSeq(f.Value, ",") {
+			if lower(strings.TrimSpace(option)) == "close" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // minor returns the x of HTTP/1.x.
 func minor(version string) (int, error) {
 	switch version {

@@ -160,7 +160,8 @@ func (q *Request) DropUpgrade() {
 		}
 		fields = append(fields, g)
 	}
-	q.Raw, q.Fields = append(raw, "\r\n"...), fields
+	raw = append(raw, "\r\n"...)
+	q.Raw, q.Fields = raw, fields
 }
 
 // readHost reads the Host field and the target.
@@ -285,6 +286,8 @@ type Response struct {
 	// Status is a number from 100 to 599.
 	Status int
 	Body   Body
+	// Close reports that the server announces the end of the connection after this response.
+	Close bool
 }
 
 // ReadResponse reads the head of a response to a request of a method. It returns io.EOF if the
@@ -304,7 +307,7 @@ func ReadResponse(r *bufio.Reader, method string) (*Response, error) {
 	if err != nil || len(code) != 3 || status < 100 || status > 599 {
 		return nil, malformed("the status %q", code)
 	}
-	p := &Response{Raw: h.raw, Status: status}
+	p := &Response{Raw: h.raw, Status: status, Close: h.announcesClose()}
 	if p.Body, err = h.body(-1); err != nil {
 		return nil, err
 	}

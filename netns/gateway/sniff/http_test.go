@@ -241,9 +241,14 @@ func TestReadResponse(t *testing.T) {
 		{"HTTP/1.1 304 Not Modified\r\nContent-Length: 500\r\n\r\n", "GET", 304, Body{}},
 		{"HTTP/1.1 100 Continue\r\n\r\n", "POST", 100, Body{}},
 		{"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", "GET", 101, Body{}},
+		{"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: x\r\nconnection: y, Close\r\n\r\n", "GET", 200, Body{Length: 5}},
+		{"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: closed\r\nX: y, close, z\r\n\r\n", "GET", 200, Body{Length: 5}},
 		{"HTTP/1.1 599  odd \xe4\r\nContent-Length: 0\r\n\r\n", "GET", 599, Body{}},
 	} {
 		p, err := ReadResponse(bufio.NewReader(strings.NewReader(tc.in+"body")), tc.method)
+		if err == nil && p.Close != strings.Contains(tc.in, "lose\r\n") {
+			t.Errorf("%q: close is %v", tc.in, p.Close)
+		}
 		if err != nil || p.Status != tc.status || p.Body != tc.body || string(p.Raw) != tc.in {
 			t.Errorf("%q to %s: %+v, %v", tc.in, tc.method, p, err)
 		}

@@ -1,4 +1,5 @@
 // Clients of Node. Prints "ok NAME" for each that got its answer.
+import crypto from 'node:crypto';
 import http from 'node:http';
 import https from 'node:https';
 import http2 from 'node:http2';
@@ -34,6 +35,20 @@ cases.push(['fetch-many', async () => {
   all.forEach((text, i) => same(text, `GET /echo/${i}\n`));
 }]);
 cases.push(['fetch-download', async () => same((await (await fetch('https://site.test/bytes/8388608')).arrayBuffer()).byteLength, 8 << 20)]);
+cases.push(['fetch-upload', async () => {
+  const data = Buffer.alloc(4 << 20, 'sandbox');
+  const sum = crypto.createHash('sha256').update(data).digest('hex');
+  same(await (await fetch('https://site.test/sum', { method: 'PUT', body: data })).text(), sum);
+}]);
+cases.push(['fetch-events', async () => {
+  const url = 'https://site.test/events?id=node';
+  let text = '';
+  for await (const part of (await fetch(url)).body) {
+    text += Buffer.from(part).toString();
+    same((await fetch(url, { method: 'POST' })).status, 204);
+  }
+  same(text, 'data: 0\ndata: 1\ndata: 2\n');
+}]);
 cases.push(['fetch-ipv6', async () => same(await (await fetch('https://six.site.test/echo/6')).text(), 'GET /echo/6\n')]);
 cases.push(['fetch-refused-name', async () => {
   let code;

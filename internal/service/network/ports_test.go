@@ -1,0 +1,353 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+)
+
+func TestCheckPorts(t *testing.T) {
+	n := open(t, nil)
+	full := api.Network{Mode: api.NetworkFull}
+	web := filepath.Join(n.opts.PortDir, "web.sock")
+	for name, tt := range map[string]struct {
+		tenant string
+		net    api.Network
+		port   api.PortMapping
+		ok     bool
+	}{
+		"defaults":                      {"", full, api.PortMapping{Port: 80}, true},
+		"all addresses":                 {"", full, api.PortMapping{Port: 80, Address: "0.0.0.0", HostPort: 80}, true},
+		"no network":                    {"", api.Network{}, api.PortMapping{Port: 80}, false},
+		"no port":                       {"", full, api.PortMapping{HostPort: 80}, false},
+		"UDP":                           {"", full, api.PortMapping{Port: 53, HostPort: 5353, Protocol: "udp"}, true},
+		"another protocol":              {"", full, api.PortMapping{Port: 80, Protocol: "sctp"}, false},
+		"a name":                        {"", full, api.PortMapping{Port: 80, Address: "localhost"}, false},
+		"a tenant's":                    {"1002", full, api.PortMapping{Port: 80, HostPort: 8080}, true},
+		"a tenant's UDP":                {"1002", full, api.PortMapping{Port: 53, HostPort: 5353, Protocol: "udp"}, true},
+		"a tenant's privileged one":     {"1002", full, api.PortMapping{Port: 80, HostPort: 80}, false},
+		"a tenant's privileged UDP":     {"1002", full, api.PortMapping{Port: 53, HostPort: 53, Protocol: "udp"}, false},
+		"a tenant's, for other hosts":   {"1002", full, api.PortMapping{Port: 80, Address: "0.0.0.0"}, false},
+		"a tenant's, mapped to the any": {"1002", full, api.PortMapping{Port: 80, Address: "::ffff:0.0.0.0"}, false},
+		"a Unix socket":                 {"", full, api.PortMapping{Port: 80, Socket: "web.sock"}, true},
+		"a Unix socket by its path":     {"", full, api.PortMapping{Port: 80, Socket: web}, true},
+		"a Unix socket elsewhere":       {"", full, api.PortMapping{Port: 80, Socket: "/run/web.sock"}, false},
+		"a Unix socket above":           {"", full, api.PortMapping{Port: 80, Socket: "../web.sock"}, false},
+		"a Unix socket above, by path":  {"", full, api.PortMapping{Port: 80, Socket: n.opts.PortDir + "/../web.sock"}, false},
+		"a hidden Unix socket":          {"", full, api.PortMapping{Port: 80, Socket: ".web"}, false},
+		"a Unix socket of a directory":  {"", full, api.PortMapping{Port: 80, Socket: "a/b"}, false},
+		"a long Unix socket":            {"", full, api.PortMapping{Port: 80, Socket: strings.Repeat("x", maxSocketName+1)}, false},
+		"a Unix socket of datagrams":    {"", full, api.PortMapping{Port: 80, Socket: "web", Protocol: "udp"}, false},
+		"a Unix socket with a port":     {"", full, api.PortMapping{Port: 80, Socket: "web", HostPort: 80}, false},
+		"a Unix socket with an address": {"", full, api.PortMapping{Port: 80, Socket: "web", Address: "127.0.0.1"}, false},
+		"a tenant's Unix socket":        {"1002", full, api.PortMapping{Port: 80, Socket: "web"}, false},
+	} {
+		got, err := n.CheckPorts(tt.tenant, tt.net, []api.PortMapping{tt.port})
+		if tt.ok != (err == nil) || err != nil && !errors.Is(err, class.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil && (got[0].Protocol == "" || (got[0].Address == "") == (got[0].Socket == "") || tt.port.Socket != "" && got[0].Socket != filepath.Join(n.opts.PortDir, filepath.Base(tt.port.Socket))) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	if _, err := n.CheckPorts("", full, make([]api.PortMapping, maxPorts+1)); !errors.Is(err, class.ErrInvalid) {
+		t.Errorf("too many: %v", err)
+	}
+}
+
+func TestPublishedPortsAreAllBoundOrNone(t *testing.T) {
+	n := open(t, nil)
+	for _, protocol := range []string{"tcp", "udp"} {
+		t.Run(protocol, func(t *testing.T) {
+			one, err := n.Publish(t.Context(), []api.PortMapping{{Port: 80, Address: "127.0.0.1", Protocol: protocol}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer one.Close()
+			taken := one.Mappings()[0].HostPort
+			if taken == 0 {
+				t.Fatal("the chosen port is not told")
+			}
+			free, err := n.Publish(t.Context(), []api.PortMapping{{Port: 80, Address: "127.0.0.1", Protocol: protocol}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			number := free.Mappings()[0].HostPort
+			if err := free.Close(); err != nil {
+				t.Fatal(err)
+			}
+			_, err = n.Publish(t.Context(), []api.PortMapping{
+				{Port: 80, Address: "127.0.0.1", HostPort: number, Protocol: protocol},
+				{Port: 82, Socket: filepath.Join(n.opts.PortDir, "both")},
+				{Port: 81, Address: "127.0.0.1", HostPort: taken, Protocol: protocol},
+			})
+			if !errors.Is(err, class.ErrPort) {
+				t.Fatalf("a port that is taken: %v", err)
+			}
+			again, err := n.Publish(t.Context(), []api.PortMapping{
+				{Port: 80, Address: "127.0.0.1", HostPort: number, Protocol: protocol},
+				{Port: 82, Socket: filepath.Join(n.opts.PortDir, "both")},
+			})
+			if err != nil {
+				t.Fatalf("the first of three are still bound: %v", err)
+			}
+			_ = again.Close()
+		})
+	}
+}
+
+// A Unix socket is its owner's, and never in the place of another file.
+func TestPublishedSockets(t *testing.T) {
+	n := open(t, nil)
+	at := filepath.Join(n.opts.PortDir, "web")
+	publish := func(on *Networks) (*Published, error) {
+		return on.Publish(t.Context(), []api.PortMapping{{Port: 80, Socket: at, Protocol: "tcp"}})
+	}
+	p, err := publish(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]fs.FileMode{at: fs.ModeSocket | 0o600, n.opts.PortDir: fs.ModeDir | 0o700} {
+		if fi, err := os.Lstat(path); err != nil || fi.Mode() != want {
+			t.Errorf("%s: %v, %v, want %v", path, fi.Mode(), err, want)
+		}
+	}
+	if m := p.Mappings()[0]; m.Socket != at || m.HostPort != 0 || m.Address != "" {
+		t.Errorf("%+v", m)
+	}
+	if _, err := publish(n); !errors.Is(err, class.ErrPort) {
+		t.Errorf("a socket that another sandbox has: %v", err)
+	}
+	c, err := net.Dial("unix", at)
+	if err != nil {
+		t.Fatalf("the one before is gone: %v", err)
+	}
+	_ = c.Close()
+
+	// What a killed daemon has left is replaced by the next one.
+	next := open(t, nil)
+	next.opts.PortDir, next.doors.dir = n.opts.PortDir, n.opts.PortDir
+	q, err := publish(next)
+	if err != nil {
+		t.Fatalf("in the place of a killed daemon's: %v", err)
+	}
+	file := filepath.Join(n.opts.PortDir, "file")
+	if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	third, err := Open(Options{Dir: t.TempDir(), PortDir: n.opts.PortDir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer third.Close()
+	if _, err := os.Lstat(at); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a killed daemon's is left where no sandbox has it any more: %v", err)
+	}
+	if _, err := os.Lstat(file); err != nil {
+		t.Errorf("a file was removed: %v", err)
+	}
+	if err := errors.Join(q.Close(), q.Close()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(at); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a closed one is left: %v", err)
+	}
+	q, err = publish(next)
+	if err != nil {
+		t.Fatalf("again: %v", err)
+	}
+	if err := q.Close(); err != nil {
+		t.Error(err)
+	}
+
+	target := filepath.Join(t.TempDir(), "target")
+	for name, plant := range map[string]func() error{
+		"a file":      func() error { return os.WriteFile(at, []byte("mine"), 0o600) },
+		"a directory": func() error { return os.Mkdir(at, 0o700) },
+		"a link":      func() error { return os.Symlink(target, at) },
+	} {
+		if err := plant(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := publish(next); !errors.Is(err, class.ErrPort) {
+			t.Errorf("in the place of %s: %v", name, err)
+		}
+		if err := os.Remove(at); err != nil {
+			t.Errorf("%s is gone: %v", name, err)
+		}
+	}
+	if _, err := os.Lstat(target); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a link was followed: %v", err)
+	}
+}
+
+// relaying is a relay of datagrams to a server of the test, under the test's clock.
+type relaying struct {
+	t      *testing.T
+	at     *net.UDPAddr
+	server *net.UDPConn
+	dials  atomic.Int64
+	now    atomic.Int64
+	ticks  chan time.Time
+}
+
+// relayTo starts a relay. The first dials are refused.
+func relayTo(t *testing.T, most int, refused int64) *relaying {
+	t.Helper()
+	r := &relaying{t: t, ticks: make(chan time.Time)}
+	r.server = listenUDP(t)
+	outside := listenUDP(t)
+	r.at = outside.LocalAddr().(*net.UDPAddr)
+	d := &datagrams{
+		outside: outside, most: most, log: slog.New(slog.DiscardHandler),
+		time: clock{now: func() time.Time { return time.Unix(r.now.Load(), 0) }, tick: func() (<-chan time.Time, func()) { return r.ticks, func() {} }},
+		dial: func(context.Context) (*net.UDPConn, error) {
+			if r.dials.Add(1) <= refused {
+				return nil, errors.New("no socket")
+			}
+			return net.DialUDP("udp", nil, r.server.LocalAddr().(*net.UDPAddr))
+		},
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		d.run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return r
+}
+
+func listenUDP(t *testing.T) *net.UDPConn {
+	t.Helper()
+	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func (r *relaying) client() *net.UDPConn {
+	r.t.Helper()
+	c, err := net.DialUDP("udp", nil, r.at)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func (r *relaying) send(c *net.UDPConn, text string) {
+	r.t.Helper()
+	if _, err := c.Write([]byte(text)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// arrives returns the source of the next datagram at the server, which must be text.
+func (r *relaying) arrives(text string) netip.AddrPort {
+	r.t.Helper()
+	data := make([]byte, maxDatagram)
+	_ = r.server.SetReadDeadline(time.Now().Add(testenv.HungAfter))
+	n, from, err := r.server.ReadFromUDPAddrPort(data)
+	if err != nil || string(data[:n]) != text {
+		r.t.Fatalf("%.40q came, %v, want %.40q", data[:n], err, text)
+	}
+	return from
+}
+
+func (r *relaying) answers(c *net.UDPConn, to netip.AddrPort, text string) {
+	r.t.Helper()
+	if _, err := r.server.WriteToUDPAddrPort([]byte(text), to); err != nil {
+		r.t.Fatal(err)
+	}
+	data := make([]byte, maxDatagram)
+	_ = c.SetReadDeadline(time.Now().Add(testenv.HungAfter))
+	if n, err := c.Read(data); err != nil || string(data[:n]) != text {
+		r.t.Fatalf("the answer is %.40q, %v, want %.40q", data[:n], err, text)
+	}
+}
+
+// sweep moves the clock and returns when idle sources are forgotten.
+func (r *relaying) sweep(d time.Duration) {
+	r.now.Add(int64(d / time.Second))
+	r.ticks <- time.Time{}
+	r.ticks <- time.Time{} // taken after the first one was dealt with
+}
+
+// Each source gets its own answers, of any size.
+func TestDatagramsAreRelayed(t *testing.T) {
+	r := relayTo(t, maxSources, 0)
+	a, b := r.client(), r.client()
+	r.send(a, "from a")
+	fromA := r.arrives("from a")
+	r.send(b, "from b")
+	fromB := r.arrives("from b")
+	r.answers(b, fromB, "to b")
+	r.answers(a, fromA, "to a")
+	r.send(a, "")
+	if again := r.arrives(""); again != fromA {
+		t.Errorf("a second datagram came from %s, the first from %s", again, fromA)
+	}
+	r.answers(a, fromA, "")
+	large := strings.Repeat("x", 65507)
+	r.send(a, large)
+	r.arrives(large)
+	r.answers(a, fromA, large)
+	if n := r.dials.Load(); n != 2 {
+		t.Errorf("%d sockets for 2 sources", n)
+	}
+}
+
+// Sources are bounded, and make room when they are idle.
+func TestSourcesOfDatagramsAreBounded(t *testing.T) {
+	r := relayTo(t, 2, 0)
+	a, b, c := r.client(), r.client(), r.client()
+	r.send(a, "1")
+	r.arrives("1")
+	r.send(b, "2")
+	fromB := r.arrives("2")
+	r.send(c, "lost")
+	r.send(b, "3")
+	r.arrives("3")
+	r.sweep(idleSource / 2)
+	r.send(b, "4")
+	r.arrives("4")
+	r.sweep(idleSource / 2)
+	r.send(c, "5") // in the place of a
+	r.arrives("5")
+	r.send(a, "lost")
+	r.send(b, "6")
+	if again := r.arrives("6"); again != fromB {
+		t.Errorf("the source that was not idle has lost its socket: %s, %s", again, fromB)
+	}
+	if n := r.dials.Load(); n != 3 {
+		t.Errorf("%d sockets were made, want 3", n)
+	}
+}
+
+// A sandbox that cannot be reached for a moment costs its datagrams only.
+func TestDatagramsAfterAFailure(t *testing.T) {
+	r := relayTo(t, maxSources, 1)
+	a := r.client()
+	r.send(a, "lost")
+	r.send(a, "kept")
+	r.arrives("kept")
+}
