@@ -422,7 +422,7 @@ func (b *builder) forget(coming []*build.Stage) {
 func (b *builder) do(ctx context.Context, stage *build.Stage, st *built, step *build.Step) (*image.Layer, bool, error) {
 	switch {
 	case step.Run != nil:
-		if !network.Has(b.opts.Network) {
+		if !network.Has(b.opts.Network) && b.opts.Network.Mode != api.NetworkSandbox {
 			step.Run.Network = "none"
 		}
 		return b.once(ctx, st, step.Run.Key(st.chain(), b.epoch), func() (*image.Layer, error) { return b.run(ctx, stage, st, step) })

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -268,5 +269,27 @@ func TestBuildsHaveANetwork(t *testing.T) {
 	}
 	if list := d.List(t); len(list) != 4 {
 		t.Errorf("%d sandboxes are left, want those of the test", len(list))
+	}
+}
+
+// Where the owner's policy reads requests within TLS, all that share its network trust its
+// authority, after another start too.
+func TestSharedNetworkHasTheOwnersAuthority(t *testing.T) {
+	d := start(t)
+	reads := api.Network{Mode: api.NetworkEgress, Policy: "version: 1\nrules:\n- allow: example.com\n  inspect: true\n"}
+	owner, other := d.Create(t, api.CreateSandbox{Network: reads}), d.Create(t, api.CreateSandbox{Network: reads})
+	guest := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkSandbox, Sandbox: owner.ID}})
+	const trusted = "sed '/END CERTIFICATE/q' " + runtime.TrustFile + "; echo $SSL_CERT_FILE"
+	want := owner.Sh(t, trusted)
+	if !strings.HasSuffix(want, runtime.TrustFile+"\n") || want == other.Sh(t, trusted) {
+		t.Fatalf("control: the owner trusts %s", want)
+	}
+	if got := guest.Sh(t, trusted); got != want {
+		t.Errorf("it trusts %s, and the owner %s", got, want)
+	}
+	guest.MustTurn(t, "stop", api.StopSandbox{}, api.StateStopped)
+	guest.MustTurn(t, "start", api.StartSandbox{}, api.StateRunning)
+	if got := guest.Sh(t, trusted); got != want {
+		t.Errorf("started again it trusts %s, and the owner %s", got, want)
 	}
 }
