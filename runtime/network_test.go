@@ -9,8 +9,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// A mode other than none, or a named network, asks the engine for a network, at every start and after a restart of the
-// daemon; the policy never reaches the engine.
+// A mode other than none, or a named network, asks the engine for a network, at every start and
+// after a restart of the daemon; the policy never reaches the engine.
 func TestModeOfTheNetworkDecides(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
