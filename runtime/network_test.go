@@ -9,19 +9,20 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// A mode other than none asks the engine for a network, at every start and after a restart of the
-// daemon; the policy never reaches the engine.
+// A mode other than none, or a named network, asks the engine for a network, at every start and
+// after a restart of the daemon; the policy never reaches the engine.
 func TestModeOfTheNetworkDecides(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
 	networks := map[string]api.Network{
 		"absent": {}, "none": {Mode: api.NetworkNone}, "full": {Mode: api.NetworkFull}, "egress": {Mode: api.NetworkEgress, Policy: "version: 1"},
+		"joined": {Mode: api.NetworkNone, Join: []string{"front"}},
 	}
 	ids := map[string]string{}
 	check := func(when string) {
 		t.Helper()
 		for name, n := range networks {
-			if got, want := b.engine.Spec(ids[name]).Network, name == "full" || name == "egress"; got != want {
+			if got, want := b.engine.Spec(ids[name]).Network, name == "full" || name == "egress" || name == "joined"; got != want {
 				t.Errorf("%s: %s: network %t, want %t", when, name, got, want)
 			}
 			if rec, err := s.Get(ids[name]); err != nil || !reflect.DeepEqual(rec.Network, n) {
