@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
@@ -36,13 +37,14 @@ type networkFile struct {
 // sandboxes that share its network, itself first. It is pure.
 func networkFiles(dir string, names ...string) (files []networkFile, contents []string) {
 	resolv := "nameserver " + netns.Nameserver.String() + "\nsearch .\noptions edns0\n"
-	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+	var hosts strings.Builder
+	hosts.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
 	for _, name := range names {
 		if name != "" {
-			hosts += netns.Address4.String() + "\t" + name + "\n" + netns.Address6.String() + "\t" + name + "\n"
+			fmt.Fprintf(&hosts, "%s\t%s\n%s\t%s\n", netns.Address4, name, netns.Address6, name)
 		}
 	}
-	return []networkFile{{filepath.Join(dir, "resolv.conf"), "resolv.conf"}, {filepath.Join(dir, "hosts"), "hosts"}}, []string{resolv, hosts}
+	return []networkFile{{filepath.Join(dir, "resolv.conf"), "resolv.conf"}, {filepath.Join(dir, "hosts"), "hosts"}}, []string{resolv, hosts.String()}
 }
 
 // entersNetwork reports whether a sandbox enters a network namespace that there is, rather than

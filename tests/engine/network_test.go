@@ -572,7 +572,7 @@ func TestSharedNetworkIsOneNamespace(t *testing.T) {
 			}
 			const others = "user mnt pid ipc cgroup" // of UTS each program has another one
 			theirs := strings.Fields(said(t, first, "namespaces", others))
-			for _, ns := range strings.Fields(said(t, client, "namespaces", others)) {
+			for ns := range strings.FieldsSeq(said(t, client, "namespaces", others)) {
 				if slices.Contains(theirs, ns) {
 					t.Errorf("they share %s", ns)
 				}

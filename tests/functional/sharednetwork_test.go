@@ -41,12 +41,12 @@ except OSError as e:
 `, address, port)}}).Stdout)
 }
 
-// serves waits until a server of the sandbox answers another one that shares its network.
-func serves(t *testing.T, client *harness.Sandbox, port int, word string) {
+// serves waits until the owner's server answers a sandbox that shares its network.
+func serves(t *testing.T, client *harness.Sandbox) {
 	t.Helper()
 	harness.Eventually(t, func() error {
-		if got := hears(t, client, "127.0.0.1", port); got != word {
-			return fmt.Errorf("port %d says %q, not %q", port, got, word)
+		if got := hears(t, client, "127.0.0.1", 8000); got != "owner" {
+			return fmt.Errorf("the owner's server says %q", got)
 		}
 		return nil
 	})
@@ -68,7 +68,7 @@ func TestSharedNetwork(t *testing.T) {
 			if e := guest.Enforced; slices.Contains(e.Namespaces, "net") || e.Network != owner.Enforced.Network {
 				t.Errorf("enforced: its own namespaces are %q, its network %q; the owner's network %q", e.Namespaces, e.Network, owner.Enforced.Network)
 			}
-			serves(t, guest, 8000, "owner")
+			serves(t, guest)
 			if got := hears(t, other, "127.0.0.1", 8000); got != "ECONNREFUSED" {
 				t.Errorf("a sandbox that does not share the network hears %q", got)
 			}
@@ -77,12 +77,12 @@ func TestSharedNetwork(t *testing.T) {
 				t.Errorf("a private address says %q, and to the owner %q", got, outside)
 			}
 			kept := fork(t, d, guest.ID, api.ForkSandbox{})[0]
-			serves(t, kept, 8000, "owner")
+			serves(t, kept)
 			kept.Delete(t)
 
 			d.Kill9(t)
 			d.Launch(t)
-			serves(t, guest, 8000, "owner")
+			serves(t, guest)
 			if got := hears(t, guest, "10.0.0.1", 5432); got != outside {
 				t.Errorf("with the next daemon a private address says %q", got)
 			}
@@ -115,7 +115,7 @@ func TestSharedNetwork(t *testing.T) {
 			wantProblem(t, err, api.CodeConflict, owner.Name)
 			owner.MustTurn(t, "start", api.StartSandbox{}, api.StateRunning)
 			guest.MustTurn(t, "start", api.StartSandbox{}, api.StateRunning)
-			serves(t, guest, 8000, "owner")
+			serves(t, guest)
 			if after := guest.Sh(t, "readlink /proc/self/ns/net"); after == before {
 				t.Errorf("after the owner's start it is in the old namespace")
 			}
@@ -250,7 +250,7 @@ func TestSnapshotsKeepTheNetwork(t *testing.T) {
 func TestBuildsHaveANetwork(t *testing.T) {
 	d := start(t)
 	owner := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkFull}, Command: says("owner", 8000)})
-	serves(t, owner, 8000, "owner")
+	serves(t, owner)
 	registry := harness.LyingRegistry(t, nil)
 	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
 	d.MustPull(t, base)

@@ -54,7 +54,7 @@ var network = map[string]func(argument string) string{
 	// The namespaces of the program, in the order that argument has.
 	"namespaces": func(names string) string {
 		var all []string
-		for _, name := range strings.Fields(names) {
+		for name := range strings.FieldsSeq(names) {
 			to, err := os.Readlink("/proc/self/ns/" + name)
 			if err != nil {
 				return named(err)
