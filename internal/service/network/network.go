@@ -226,7 +226,7 @@ func document(net api.Network) []byte {
 		return publicDocument()
 	case api.NetworkEgress:
 		return []byte(net.Policy)
-	case api.NetworkNone: // in named networks only
+	case api.NetworkNone, api.NetworkSandbox: // in named networks only; never, for the gateway serves the owner
 	}
 	return []byte("version: 1\nrules: []\n")
 }
