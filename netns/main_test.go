@@ -89,8 +89,23 @@ func TestMain(m *testing.M) {
 // namespace makes a namespace for a test.
 func namespace(t testing.TB) *Namespace {
 	t.Helper()
+	return namespaceBy(t, Make)
+}
+
+// bothPlans calls f with a namespace as this kernel has it, and with one as kernels have it that
+// refuse rules that change packets.
+func bothPlans(t *testing.T, f func(t *testing.T, n *Namespace)) {
+	for name, make := range map[string]func() (*Namespace, error){
+		"here": Make, "unchanging": func() (*Namespace, error) { return makeBy(unchanging()) },
+	} {
+		t.Run(name, func(t *testing.T) { f(t, namespaceBy(t, make)) })
+	}
+}
+
+func namespaceBy(t testing.TB, make func() (*Namespace, error)) *Namespace {
+	t.Helper()
 	testenv.RequireUserNS(t)
-	n, err := Make()
+	n, err := make()
 	if err != nil {
 		t.Fatal(err)
 	}

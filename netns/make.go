@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 
 	"github.com/google/nftables"
 	nl "github.com/mdlayher/netlink"
@@ -46,7 +47,27 @@ func (n *Namespace) Close() error {
 // Make makes a namespace, which belongs to the user namespace of the caller, and verifies it. The
 // caller needs CAP_SYS_ADMIN, CAP_NET_ADMIN and CAP_NET_BIND_SERVICE there, and a writable
 // /proc/sys/net. The calling process stays in its own network namespace.
-func Make() (*Namespace, error) { return makeBy(ours()) }
+//
+// Where the kernel refuses rules that change packets, the DNS socket has port 53, which programs
+// then cannot bind for UDP.
+func Make() (*Namespace, error) {
+	if refusesChanges.Load() {
+		return makeBy(unchanging())
+	}
+	n, err := makeBy(ours())
+	if !errors.Is(err, unix.EPERM) {
+		return n, err
+	}
+	n, again := makeBy(unchanging())
+	if again != nil {
+		return nil, err // it is about another permission
+	}
+	refusesChanges.Store(true)
+	return n, nil
+}
+
+// refusesChanges is set when the kernel has refused a rule for being one that changes packets.
+var refusesChanges atomic.Bool
 
 func makeBy(p plan) (*Namespace, error) {
 	n := new(Namespace)
@@ -72,7 +93,7 @@ func (n *Namespace) make(p plan) (err error) {
 	if n.DNSTCP, err = listen(portDNSTCP); err != nil {
 		return fmt.Errorf("listen for DNS over TCP: %w", err)
 	}
-	if n.DNS, err = receive(portDNS); err != nil {
+	if n.DNS, err = receive(int(p.dns)); err != nil {
 		return fmt.Errorf("open DNS socket: %w", err)
 	}
 	if err := errors.Join(p.verify(), n.verifySockets()); err != nil {

@@ -59,44 +59,45 @@ func exchange(t *testing.T, from, to net.Conn) {
 
 // DNS is asked at any address, and the answer comes from there: connected sockets drop any other.
 func TestDNSReachesTheGateway(t *testing.T) {
-	n := namespace(t)
-	g := datagrams(t, n.DNS)
-	for _, to := range []string{"192.0.2.53:53", "8.8.8.8:53", "[2600::1]:53", "[::ffff:1.1.1.1]:53", "10.0.0.1:53"} {
-		c := dial(t, n, "udp", to)
-		if _, err := io.WriteString(c, "question"); err != nil {
-			t.Fatal(err)
+	bothPlans(t, func(t *testing.T, n *Namespace) {
+		g := datagrams(t, n.DNS)
+		for _, to := range []string{"192.0.2.53:53", "8.8.8.8:53", "[2600::1]:53", "[::ffff:1.1.1.1]:53", "10.0.0.1:53"} {
+			c := dial(t, n, "udp", to)
+			if _, err := io.WriteString(c, "question"); err != nil {
+				t.Fatal(err)
+			}
+			buf, oob := make([]byte, 512), make([]byte, 128)
+			size, oobSize, _, from, err := g.ReadMsgUDPAddrPort(buf, oob)
+			if err != nil || string(buf[:size]) != "question" {
+				t.Fatalf("%s: %q, %v", to, buf[:size], err)
+			}
+			if got := addrPort(t, c.LocalAddr()); netip.AddrPortFrom(from.Addr().Unmap(), from.Port()) != got {
+				t.Errorf("%s: a question of %s comes from %s", to, got, from)
+			}
+			if got, want := destinationOf(t, oob[:oobSize]), netip.MustParseAddrPort(to).Addr().Unmap(); got != want {
+				t.Errorf("a question to %s arrives as one to %s", want, got)
+			}
+			if _, _, err := g.WriteMsgUDPAddrPort([]byte("answer"), oob[:oobSize], from); err != nil {
+				t.Fatal(err)
+			}
+			if size, err = c.Read(buf); err != nil || string(buf[:size]) != "answer" {
+				t.Errorf("%s: the answer is %q, %v", to, buf[:size], err)
+			}
 		}
-		buf, oob := make([]byte, 512), make([]byte, 128)
-		size, oobSize, _, from, err := g.ReadMsgUDPAddrPort(buf, oob)
-		if err != nil || string(buf[:size]) != "question" {
-			t.Fatalf("%s: %q, %v", to, buf[:size], err)
+		l := listener(t, n.DNSTCP)
+		for _, to := range []string{"192.0.2.53:53", "8.8.8.8:53", "[2600::1]:53"} {
+			dial(t, n, "tcp", to)
+			c, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := addrPort(t, c.LocalAddr()); got != netip.MustParseAddrPort(to) {
+				t.Errorf("DNS over TCP to %s arrives as one to %s", to, got)
+			}
+			_ = c.Close()
 		}
-		if got := addrPort(t, c.LocalAddr()); netip.AddrPortFrom(from.Addr().Unmap(), from.Port()) != got {
-			t.Errorf("%s: a question of %s comes from %s", to, got, from)
-		}
-		if got, want := destinationOf(t, oob[:oobSize]), netip.MustParseAddrPort(to).Addr().Unmap(); got != want {
-			t.Errorf("a question to %s arrives as one to %s", want, got)
-		}
-		if _, _, err := g.WriteMsgUDPAddrPort([]byte("answer"), oob[:oobSize], from); err != nil {
-			t.Fatal(err)
-		}
-		if size, err = c.Read(buf); err != nil || string(buf[:size]) != "answer" {
-			t.Errorf("%s: the answer is %q, %v", to, buf[:size], err)
-		}
-	}
-	l := listener(t, n.DNSTCP)
-	for _, to := range []string{"192.0.2.53:53", "8.8.8.8:53", "[2600::1]:53"} {
-		dial(t, n, "tcp", to)
-		c, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := addrPort(t, c.LocalAddr()); got != netip.MustParseAddrPort(to) {
-			t.Errorf("DNS over TCP to %s arrives as one to %s", to, got)
-		}
-		_ = c.Close()
-	}
-	empty(t, n)
+		empty(t, n)
+	})
 }
 
 // destinationOf returns the address of a control message IPV6_PKTINFO.
@@ -112,28 +113,29 @@ func destinationOf(t *testing.T, oob []byte) netip.Addr {
 // Each datagram that is not DNS is refused, beyond the kernel's rate limits too: QUIC falls back to
 // TCP at the first refusal.
 func TestOtherDatagramsAreRefused(t *testing.T) {
-	n := namespace(t)
-	inside(t, n, func() error {
-		// A server on every address does not get datagrams for an address outside.
-		s, err := net.ListenUDP("udp", &net.UDPAddr{Port: 443})
-		if err != nil {
-			return err
+	bothPlans(t, func(t *testing.T, n *Namespace) {
+		inside(t, n, func() error {
+			// A server on every address does not get datagrams for an address outside.
+			s, err := net.ListenUDP("udp", &net.UDPAddr{Port: 443})
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { _ = s.Close() })
+			return nil
+		})
+		for _, to := range []string{"8.8.8.8:443", "[2600::1]:443", "8.8.8.8:1", "[2600::1]:2", "10.0.0.1:5353", "192.0.2.53:54", "127.0.0.1:1", "[::1]:1", "192.0.2.1:1"} {
+			c := dial(t, n, "udp", to)
+			for i := range 1000 {
+				if _, err := c.Write([]byte("x")); err != nil {
+					t.Fatalf("%s: write %d: %v", to, i, err)
+				}
+				if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+					t.Fatalf("%s: read %d: %v, want a refusal", to, i, err)
+				}
+			}
 		}
-		t.Cleanup(func() { _ = s.Close() })
-		return nil
+		empty(t, n)
 	})
-	for _, to := range []string{"8.8.8.8:443", "[2600::1]:443", "8.8.8.8:1", "[2600::1]:2", "10.0.0.1:5353", "192.0.2.53:54", "127.0.0.1:1", "[::1]:1", "192.0.2.1:1"} {
-		c := dial(t, n, "udp", to)
-		for i := range 1000 {
-			if _, err := c.Write([]byte("x")); err != nil {
-				t.Fatalf("%s: write %d: %v", to, i, err)
-			}
-			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
-				t.Fatalf("%s: read %d: %v, want a refusal", to, i, err)
-			}
-		}
-	}
-	empty(t, n)
 }
 
 // Nothing but TCP and UDP leaves: an echo of ICMP is refused, although every address is local. Own
@@ -296,6 +298,25 @@ func TestSocketsAreNotReachedDirectly(t *testing.T) {
 		}
 	}
 	empty(t, n)
+}
+
+// Where the DNS socket has port 53, datagrams to that port of the sandbox's own addresses are
+// refused, as where no program has bound it.
+func TestDNSIsNotReachedDirectly(t *testing.T) {
+	bothPlans(t, func(t *testing.T, n *Namespace) {
+		for _, to := range []string{"127.0.0.1", "[::1]", "192.0.2.1", "[2001:db8::1]"} {
+			for _, port := range []string{":1", ":53"} {
+				c := dial(t, n, "udp", to+port)
+				if _, err := io.WriteString(c, "question"); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+					t.Errorf("a question to %s%s: %v, want a refusal", to, port, err)
+				}
+			}
+		}
+		empty(t, n)
+	})
 }
 
 // Make must not change the namespace of its caller, whichever thread that is.

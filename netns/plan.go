@@ -35,6 +35,10 @@ const (
 	firstPort  = 3
 )
 
+// portDomain is that of DNS in programs. The socket has it where the kernel refuses rules that
+// change packets; programs cannot bind it for UDP then.
+const portDomain = 53
+
 // plan describes a namespace completely. [apply] makes it, and [verify] compares the kernel's state
 // with it.
 type plan struct {
@@ -42,6 +46,7 @@ type plan struct {
 	addresses []netip.Prefix // on lo; the kernel adds the loopback addresses
 	routes    []route
 	chains    []chain
+	dns       uint16 // port of the DNS socket
 }
 
 // sysctl is a file below /proc/sys/net and its value.
@@ -86,14 +91,22 @@ func newRule(text string, exprs ...[]expr.Any) rule {
 	return r
 }
 
-// ours is the plan of all namespaces that [Make] makes.
+// ours is the plan of all namespaces that [Make] makes, unless the kernel refuses it.
 var ours = sync.OnceValue(newPlan)
+
+// unchanging is the plan for kernels that refuse rules that change packets, with EPERM: Debian's
+// 7.3.4 refuses every one, to root too.
+var unchanging = sync.OnceValue(func() plan { return planWith(portDomain) })
 
 const tableName = "sandboxd"
 
 // newPlan returns the plan, which is the same for every namespace.
-func newPlan() plan {
-	return plan{
+func newPlan() plan { return planWith(portDNS) }
+
+// planWith returns the plan with a port for the DNS socket.
+func planWith(dns uint16) plan {
+	p := plan{
+		dns: dns,
 		sysctls: []sysctl{
 			// Each name below /proc/sys/net is looked up among those of all namespaces: fewer is faster.
 			{"ipv4/ip_unprivileged_port_start", fmt.Sprint(firstPort)},
@@ -117,9 +130,9 @@ func newPlan() plan {
 			// From an own address to another. A tproxy rule whose socket is gone does not match, and the packet
 			// is refused further down.
 			{name: "away", rules: []rule{
-				newRule("tcp dport 53 tproxy to :2 accept", l4proto(unix.IPPROTO_TCP), is(transport, destination, port(53)), tproxy(portDNSTCP), accept()),
+				newRule("tcp dport 53 tproxy to :2 accept", l4proto(unix.IPPROTO_TCP), is(transport, destination, port(portDomain)), tproxy(portDNSTCP), accept()),
 				newRule("meta l4proto tcp tproxy to :1 accept", l4proto(unix.IPPROTO_TCP), tproxy(portStream), accept()),
-				newRule("udp dport 53 tproxy to :1 accept", l4proto(unix.IPPROTO_UDP), is(transport, destination, port(53)), tproxy(portDNS), accept()),
+				newRule(fmt.Sprintf("udp dport 53 tproxy to :%d accept", dns), l4proto(unix.IPPROTO_UDP), is(transport, destination, port(portDomain)), tproxy(dns), accept()),
 				newRule("meta l4proto udp reject with icmpx port-unreachable", l4proto(unix.IPPROTO_UDP), reject(unix.NFT_REJECT_ICMPX_PORT_UNREACH)),
 				newRule("reject with icmpx admin-prohibited", reject(unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED)),
 			}},
@@ -138,13 +151,20 @@ func newPlan() plan {
 					is(transport, 0, []byte{icmpUnreachable}), accept()),
 				newRule("reject with icmpx admin-prohibited", reject(unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED)),
 			}},
-			// Answers come from the port that was asked. A socket bound to port 53 itself would take it from
-			// the programs.
-			{name: "out", isBase: true, hook: *nftables.ChainHookOutput, rules: []rule{
-				newRule("udp sport 1 udp sport set 53", l4proto(unix.IPPROTO_UDP), is(transport, source, port(portDNS)), setSource(53)),
-			}},
 		},
 	}
+	if dns == portDomain {
+		// The socket is not reached at the sandbox's own addresses, as with the other port.
+		p.chains[0].rules = slices.Insert(p.chains[0].rules, 2, newRule("udp dport 53 reject with icmpx port-unreachable",
+			l4proto(unix.IPPROTO_UDP), is(transport, destination, port(portDomain)), reject(unix.NFT_REJECT_ICMPX_PORT_UNREACH)))
+		return p
+	}
+	// Answers come from the port that was asked. A socket bound to port 53 itself would take it from
+	// the programs.
+	p.chains = append(p.chains, chain{name: "out", isBase: true, hook: *nftables.ChainHookOutput, rules: []rule{
+		newRule("udp sport 1 udp sport set 53", l4proto(unix.IPPROTO_UDP), is(transport, source, port(portDNS)), setSource(portDomain)),
+	}})
+	return p
 }
 
 // String lists the plan as ip(8) and nft(8) would, one item a line.

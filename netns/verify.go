@@ -334,17 +334,17 @@ func (n *Namespace) verifySockets() error {
 	}
 	for _, s := range []struct {
 		file *os.File
-		port int
 		kind int
-	}{{n.Stream, portStream, unix.SOCK_STREAM}, {n.DNSTCP, portDNSTCP, unix.SOCK_STREAM}, {n.DNS, portDNS, unix.SOCK_DGRAM}} {
+		port []int // one of them
+	}{{n.Stream, unix.SOCK_STREAM, []int{portStream}}, {n.DNSTCP, unix.SOCK_STREAM, []int{portDNSTCP}}, {n.DNS, unix.SOCK_DGRAM, []int{portDNS, portDomain}}} {
 		if err := verifySocket(s.file, s.kind, s.port, &ns); err != nil {
-			return fmt.Errorf("%s socket on port %d: %w", s.file.Name(), s.port, err)
+			return fmt.Errorf("%s socket on port %d: %w", s.file.Name(), s.port[0], err)
 		}
 	}
 	return nil
 }
 
-func verifySocket(file *os.File, kind, port int, ns *unix.Stat_t) error {
+func verifySocket(file *os.File, kind int, ports []int, ns *unix.Stat_t) error {
 	raw, err := file.SyscallConn()
 	if err != nil {
 		return err
@@ -357,7 +357,7 @@ func verifySocket(file *os.File, kind, port int, ns *unix.Stat_t) error {
 			if err != nil {
 				return os.NewSyscallError("getsockname", err)
 			}
-			if in6, ok := at.(*unix.SockaddrInet6); !ok || in6.Port != port || in6.Addr != [16]byte{} {
+			if in6, ok := at.(*unix.SockaddrInet6); !ok || !slices.Contains(ports, in6.Port) || in6.Addr != [16]byte{} {
 				return fmt.Errorf("is bound to %v", at)
 			}
 			stream, datagram := 0, 1
