@@ -229,8 +229,14 @@ func TestAttacksH2(t *testing.T) {
 			if tc.body != "" {
 				_ = c.WriteData(stream, true, []byte(tc.body)) // seen by wait
 			}
-			if got := c.wait(stream); !slices.Contains(strings.Split(tc.want, "|"), got) {
+			got, reason := c.wait(stream), tc.reason
+			if !slices.Contains(strings.Split(tc.want, "|"), got) {
 				t.Errorf("%s, want %s", got, tc.want)
+			}
+			// Of a body that contradicts its length, the library resets the stream before or after the head
+			// was refused.
+			if got == malformedStream && strings.Contains(tc.want, "|") {
+				reason = ""
 			}
 			// The connection serves others.
 			stream = c.request(true, get2("/v1/ok")...)
@@ -244,7 +250,7 @@ func TestAttacksH2(t *testing.T) {
 					continue
 				}
 				events = append(events, e)
-				refused = refused || e.Kind == Request && !e.Allow && e.Out == 0 && strings.Contains(e.Reason, tc.reason)
+				refused = refused || e.Kind == Request && !e.Allow && e.Out == 0 && strings.Contains(e.Reason, reason)
 			}
 			if !refused {
 				t.Errorf("no refusal is recorded with that reason: %+v", events)
