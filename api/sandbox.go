@@ -75,7 +75,7 @@ type Network struct {
 	// Sandbox is the ID or name of a sandbox of the tenant that runs, whose network is shared; only for
 	// sandbox. Policy, budget, secrets, ports and flows are that one's. Responses have its ID.
 	Sandbox string `json:"sandbox,omitempty"`
-	// Join are the names of at most 8 networks of the tenant, with any mode. The sandboxes in a network
+	// Join names at most 8 networks of the tenant, with any mode but sandbox. The sandboxes in a network
 	// reach each other by name: NAME, NAME.NETWORK or NAME.NETWORK.internal. A network exists while a
 	// sandbox names it. A name has up to 63 lower-case letters, digits and inner hyphens, not digits
 	// alone. It cannot be changed later.

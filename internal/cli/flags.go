@@ -170,7 +170,7 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 	if req.Network, err = s.network.With(&s.egress, "--max-egress"); err != nil {
 		return req, err
 	}
-	if s.snapshot != "" && !changed("network") {
+	if s.snapshot != "" && !changed("network") && req.Network.Mode == api.NetworkNone { // --learn gives one too
 		req.Network = api.Network{} // that of the snapshot
 	}
 	req.Network.Secrets = s.secrets

@@ -105,6 +105,8 @@ func (o *runOptions) learnFrom(changed func(string) bool) error {
 		return o.network.Set(string(api.NetworkFull))
 	case o.network.Value().Mode == api.NetworkNone:
 		return cmdline.Usagef("--learn: a sandbox without a network needs no policy")
+	case o.network.Value().Mode == api.NetworkSandbox:
+		return cmdline.Usagef("--learn: the record of a shared network is its owner's; see sandboxd policy learn")
 	}
 	return nil
 }

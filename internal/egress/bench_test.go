@@ -31,10 +31,7 @@ func BenchmarkRequest(b *testing.B) {
 	if err := g.Add(b.Context(), Network{ID: "box", Policy: doc, Sockets: box.sockets()}); err != nil {
 		b.Fatal(err)
 	}
-	l, err := net.Listen("tcp", example+":80")
-	if err != nil {
-		b.Fatal(err)
-	}
+	l := listen(b, example, 80)
 	b.Cleanup(func() { _ = l.Close() })
 	go func() {
 		buf := make([]byte, 4096)
@@ -51,7 +48,7 @@ func BenchmarkRequest(b *testing.B) {
 	}()
 	box.lookup(b, "udp", "example.com")
 	spent := func() time.Duration { return processTime(b, s.cmd.Process.Pid) }
-	err = osthread.Run(func() error {
+	err := osthread.Run(func() error {
 		if err := unix.Setns(int(box.NS.Fd()), unix.CLONE_NEWNET); err != nil {
 			return err
 		}

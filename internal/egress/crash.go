@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -76,9 +77,16 @@ func (c *conn) blamed() string {
 	return crashed(string(report))
 }
 
+// causes are the beginnings of reports of crashes that the code of a network caused. Others are of
+// the host: no memory or no thread could be had while some network was served.
+var causes = []string{"panic: ", "fatal error: concurrent map", "runtime: goroutine stack exceeds"}
+
 // crashed returns the network of the first goroutine in a report. Values of a panic have a tab in
 // front of each of their further lines, so that they name no goroutine.
 func crashed(report string) string {
+	if !slices.ContainsFunc(causes, func(c string) bool { return strings.HasPrefix(report, c) }) {
+		return ""
+	}
 	for line := range strings.Lines(report) {
 		if !strings.HasPrefix(line, "goroutine ") {
 			continue

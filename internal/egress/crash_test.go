@@ -92,8 +92,8 @@ func TestQuarantine(t *testing.T) {
 	if code := boxes["bad"].resolve(t, "example.com"); code != dnsmessage.RCodeServerFailure {
 		t.Errorf("a network in quarantine: %v", code)
 	}
-	if code := boxes["good"].resolve(t, "example.com"); code != dnsmessage.RCodeSuccess || s.count != 1+maxCrashes {
-		t.Errorf("the other network: %v, after %d starts", code, s.count)
+	if code := boxes["good"].resolve(t, "example.com"); code != dnsmessage.RCodeSuccess || s.starts() != 1+maxCrashes {
+		t.Errorf("the other network: %v, after %d starts", code, s.starts())
 	}
 	add("good") // which waits until all networks are restored
 	if c := g.Check(); !c.OK || !strings.Contains(c.Found, "refuses all connections of 1 sandboxes") {
@@ -149,7 +149,8 @@ func TestBlame(t *testing.T) {
 		}
 		now = now.Add(crashWindow)
 	}
-	for _, report := range []string{"", "panic: x", fmt.Sprintf(of, "c"), "goroutine 1 [running]:\ngoroutine 7 [running labels:{\"network\": \"a\"}]:\n", "goroutine 1 [running labels:{\"network\": \"a", strings.Repeat("x", 1<<16)} {
+	for _, report := range []string{"", "panic: x", fmt.Sprintf(of, "c"), "panic: x\n\ngoroutine 1 [running]:\ngoroutine 7 [running labels:{\"network\": \"a\"}]:\n",
+		"runtime: failed to create new OS thread (have 9 already; errno=11)\nfatal error: newosproc\n\ngoroutine 7 [running labels:{\"network\": \"a\"}]:\n", "goroutine 1 [running labels:{\"network\": \"a", strings.Repeat("x", 1<<16)} {
 		if id, told := g.blame(crash(report), now); id != "" || told != "" {
 			t.Errorf("%q is blamed on %q", report, id)
 		}

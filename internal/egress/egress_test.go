@@ -58,6 +58,13 @@ type starter struct {
 	fail   error // of the next starts
 }
 
+// starts returns the number of processes.
+func (s *starter) starts() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.count
+}
+
 func (s *starter) start(_ context.Context, socket *os.File) error {
 	s.kill()
 	s.mu.Lock()

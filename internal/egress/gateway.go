@@ -350,6 +350,9 @@ func (g *Gateway) startAgain() (*conn, error) {
 		case isRefused(err):
 			// The process before served it. A change of its policy may help, so it is kept.
 			g.cfg.Log.Error("a network was not restored", "network", n.id, "error", err)
+		case !errors.Is(err, errLost):
+			// It could not be asked for, as it is too large with what was used of its budget. Others are served.
+			g.cfg.Log.Error("a network was not restored", "network", n.id, "error", err)
 		default:
 			c.end(err)
 			<-c.ended

@@ -212,19 +212,20 @@ var ignored = []time.Duration{answerIn, gapIn}
 // present policies. No packet harms the daemon.
 func TestHostileGateway(t *testing.T) {
 	for name, packet := range map[string]string{
-		"garbage":             "\xff\x00",
-		"no kind":             `{}`,
-		"an unknown field":    `{"events":[{"network":"a","more":1}]}`,
-		"a second hello":      greeting,
-		"an unasked answer":   `{"answer":{"number":99}}`,
-		"an answer again":     `{"answer":{"number":1}}`,
-		"a malformed event":   `{"events":[{"network":"a","kind":"connection","protocol":"tcp","addr":"","reason":"\u001b[31m"}]}`,
-		"a budget given back": `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"BytesOut":-1}}]}`,
-		"hosts in an event":   `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Known":["a"]}}]}`,
-		"a packet too large":  `{"answer":{"number":1,"error":"` + strings.Repeat("x", messages.MaxBytes) + `"}}`,
-		"an error too long":   `{"answer":{"number":1,"error":"` + strings.Repeat("x", maxError+1) + `"}}`,
-		"deeply nested":       strings.Repeat("[", 9000),
-		"bytes after a value": `{"answer":{"number":1}} x`,
+		"garbage":              "\xff\x00",
+		"no kind":              `{}`,
+		"an unknown field":     `{"events":[{"network":"a","more":1}]}`,
+		"a second hello":       greeting,
+		"an unasked answer":    `{"answer":{"number":99}}`,
+		"an answer again":      `{"answer":{"number":1}}`,
+		"a malformed event":    `{"events":[{"network":"a","kind":"connection","protocol":"tcp","addr":"","reason":"\u001b[31m"}]}`,
+		"a budget given back":  `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"BytesOut":-1}}]}`,
+		"more than any budget": `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Connections":9223372036854775807}}]}`,
+		"hosts in an event":    `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Known":["a"]}}]}`,
+		"a packet too large":   `{"answer":{"number":1,"error":"` + strings.Repeat("x", messages.MaxBytes) + `"}}`,
+		"an error too long":    `{"answer":{"number":1,"error":"` + strings.Repeat("x", maxError+1) + `"}}`,
+		"deeply nested":        strings.Repeat("[", 9000),
+		"bytes after a value":  `{"answer":{"number":1}} x`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			var mu sync.Mutex

@@ -212,7 +212,7 @@ func (s sandbox) lookup(t testing.TB, network, name string) (dnsmessage.RCode, [
 }
 
 // listen listens at a host outside.
-func listen(t *testing.T, at string, port int) (l net.Listener) {
+func listen(t testing.TB, at string, port int) (l net.Listener) {
 	t.Helper()
 	err := internet.Enter(func() (err error) {
 		l, err = net.Listen("tcp", fmt.Sprintf("%s:%d", at, port))

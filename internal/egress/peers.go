@@ -40,9 +40,13 @@ func (g *Gateway) asked(c *conn, a *ask) error {
 	g.asking.Go(func() {
 		defer c.count(n, -1)
 		tcp, r := g.reply(c.ctx, a)
-		if err := c.reply(&r, tcp); err != nil && tcp != nil {
+		err := c.reply(&r, tcp)
+		if err != nil && tcp != nil {
 			r.Error = clean(err.Error(), maxError)
-			_ = c.reply(&r, nil) // fails if the process has ended
+			err = c.reply(&r, nil)
+		}
+		if err != nil {
+			c.end(fmt.Errorf("reply to an ask of network %s: %w", a.Network, err)) // it would wait forever
 		}
 		if tcp != nil {
 			_ = tcp.Close() // the process has a copy

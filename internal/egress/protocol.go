@@ -277,14 +277,15 @@ func (e *event) event() (gateway.Event, error) {
 	}, nil
 }
 
-// plausible reports whether no value is negative, and at most so many hosts are known.
+// plausible reports whether all values are within their bounds, and at most so many hosts known.
 func plausible(s gateway.Spent, known int) bool {
 	for _, k := range s.Known {
 		if len(k) > maxName {
 			return false
 		}
 	}
-	return min(s.BytesOut, s.BytesIn, s.Connections, s.Queries, s.NameBytes, s.Hosts) >= 0 && len(s.Known) <= known
+	return min(s.BytesOut, s.BytesIn, s.Connections, s.Queries, s.NameBytes, s.Hosts) >= 0 &&
+		max(s.BytesOut, s.BytesIn, s.Connections, s.Queries, s.NameBytes, s.Hosts) <= gateway.MaxSpent && len(s.Known) <= known
 }
 
 // check reports a message that has no single kind, or text over its bound.

@@ -64,6 +64,7 @@ type host struct {
 }
 
 func newLedger(b Budget, s Spent, now func() time.Time) *ledger {
+	s = s.bounded()
 	l := &ledger{budget: b, now: now, connections: limiter(b.ConnectionRate), queries: limiter(b.QueryRate), hosts: make(map[host]struct{})}
 	l.out.Store(s.BytesOut)
 	l.in.Store(s.BytesIn)
@@ -89,10 +90,11 @@ func (l *ledger) spent() *Spent {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return &Spent{
+	s := Spent{
 		BytesOut: l.out.Load(), BytesIn: l.in.Load(), Connections: l.connected.Load(), Queries: l.asked.Load(), NameBytes: l.nameBytes.Load(),
 		Hosts: l.more + int64(len(l.hosts)),
-	}
+	}.bounded()
+	return &s
 }
 
 func limiter(perSecond float64) *rate.Limiter {
@@ -100,6 +102,17 @@ func limiter(perSecond float64) *rate.Limiter {
 		return rate.NewLimiter(rate.Inf, 0)
 	}
 	return rate.NewLimiter(rate.Limit(perSecond), max(1, int(2*perSecond)))
+}
+
+// MaxSpent bounds each value of a [Spent]. What a process uses beyond it is far from an overflow.
+const MaxSpent = 1 << 53
+
+// bounded returns values from 0 to MaxSpent.
+func (s Spent) bounded() Spent {
+	for _, v := range []*int64{&s.BytesOut, &s.BytesIn, &s.Connections, &s.Queries, &s.NameBytes, &s.Hosts} {
+		*v = min(max(0, *v), MaxSpent)
+	}
+	return s
 }
 
 // take adds n to a use unless that exceeds its budget. It returns the reason to refuse, or "".

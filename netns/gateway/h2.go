@@ -171,7 +171,7 @@ func (m *multiplex) reserve() (*http2.ClientConn, error) {
 	}
 	if len(live) >= m.places {
 		if !m.n.places.take(forConnection) {
-			return nil, noPlace(m.places)
+			return nil, refuse("the gateway's limit of open files allows no further connection to %s now", m.dst)
 		}
 		m.places++ // until the flow ends
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"reflect"
@@ -302,4 +303,15 @@ func TestIdleNetworksSleep(t *testing.T) {
 		delete(n.flows, f)
 		n.mu.Unlock()
 	})
+}
+
+// What an earlier process is said to have used neither overflows nor lifts a budget.
+func TestSpentIsBounded(t *testing.T) {
+	l := newLedger(Budget{Connections: 4}, Spent{BytesOut: -1, Connections: math.MaxInt64}, time.Now)
+	if reason := l.connection(); reason == "" {
+		t.Error("a connection beyond the budget")
+	}
+	if s := l.spent(); s.BytesOut != 0 || s.Connections != MaxSpent {
+		t.Errorf("%+v", s)
+	}
 }

@@ -332,15 +332,19 @@ func (s *bound) refuse(format string, args ...any) error {
 // secretSet is the secrets of a network at one time.
 type secretSet struct {
 	current []Secret
-	before  []Secret // those before the last change, which responses under way may still repeat
+	before  []Secret // those of earlier sets, the latest first, which responses under way may still repeat
 }
 
+// maxBefore bounds the secrets of earlier sets.
+const maxBefore = 64
+
 // SetSecrets replaces the secrets. Requests that were sent on keep the values that they got;
-// responses show neither these nor the new ones.
+// responses show neither the latest of these nor the new ones.
 func (n *Network) SetSecrets(secrets []Secret) {
 	for {
 		old := n.secrets.Load()
-		if n.secrets.CompareAndSwap(old, &secretSet{current: slices.Clone(secrets), before: old.current}) {
+		before := slices.Concat(old.current, old.before)
+		if n.secrets.CompareAndSwap(old, &secretSet{current: slices.Clone(secrets), before: before[:min(len(before), maxBefore)]}) {
 			return
 		}
 	}

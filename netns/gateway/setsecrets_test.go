@@ -43,6 +43,7 @@ func TestSetSecrets(t *testing.T) {
 			if got := <-asked; got != "Bearer "+token {
 				t.Errorf("before the change the server got %q", got)
 			}
+			w.n.SetSecrets(nil)
 			w.n.SetSecrets([]Secret{bind(t, Binding{}, Bearer(other))})
 			close(changed)
 			if echo := <-slow; echo != "Bearer [secret key]" {

@@ -18,7 +18,8 @@ import (
 const (
 	// maxSources bounds the sources of datagrams that one published port serves at a time.
 	maxSources = 256
-	// idleSource is the time after which a source without a datagram in either direction is forgotten.
+	// idleSource is the time after which a source that sends nothing is forgotten. A program inside that
+	// sends does not keep it.
 	idleSource  = time.Minute
 	maxDatagram = 64 << 10
 )
@@ -55,7 +56,7 @@ type datagrams struct {
 // source is one address outside that has sent something.
 type source struct {
 	inside *net.UDPConn
-	last   time.Time // of a datagram; needs datagrams.mu
+	last   time.Time // of a datagram from outside; needs datagrams.mu
 }
 
 // relayDatagrams relays the datagrams of a published port until ctx ends.
@@ -133,8 +134,17 @@ func (d *datagrams) of(ctx context.Context, from netip.AddrPort) (*source, error
 	return s, nil
 }
 
-// answer sends what the sandbox answers to a source, until its socket is closed.
+// answer sends what the sandbox answers to a source, until its socket is closed or fails: a further
+// datagram of the source gets another one.
 func (d *datagrams) answer(s *source, to netip.AddrPort) {
+	defer func() {
+		d.mu.Lock()
+		if d.sources[to] == s {
+			delete(d.sources, to)
+		}
+		d.mu.Unlock()
+		_ = s.inside.Close() // a second time after sweep
+	}()
 	conn, err := s.inside.SyscallConn()
 	if err != nil {
 		return
@@ -149,9 +159,6 @@ func (d *datagrams) answer(s *source, to netip.AddrPort) {
 		}
 		_, _ = d.outside.WriteToUDPAddrPort(data, to) // as lost as any datagram
 		release()
-		d.mu.Lock()
-		s.last = d.time.now()
-		d.mu.Unlock()
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/netns/gateway/ca"
 	"github.com/sandboxd/sandboxd/netns/policy"
@@ -190,6 +191,11 @@ func (n *Networks) load(tenant, id string) (*ca.Authority, []secrets.Secret, err
 			continue
 		}
 		secret.Binding.Placeholder = s.Placeholders[name]
+		// Set to a larger value while the sandbox was stopped. Without its network it would be of no use.
+		if err := egress.CheckSecrets(append(slices.Clone(placed), secret)); err != nil {
+			n.opts.Log.Warn("a sandbox is without one of its secrets", "id", id, "secret", name, "error", err)
+			continue
+		}
 		placed = append(placed, secret)
 	}
 	return authority, placed, nil

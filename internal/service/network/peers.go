@@ -44,7 +44,7 @@ type peers struct {
 	mu      sync.Mutex // guards those below
 	members map[string]*member
 	named   map[place][]*member // in the order of their entry
-	at      map[netip.Addr]*member
+	at      map[home]*member
 }
 
 // A member is a running sandbox in named networks. It does not change.
@@ -52,6 +52,13 @@ type member struct {
 	id, tenant, name string
 	networks         []string
 	addr             netip.Addr // zero if there was none left
+}
+
+// A home is an address of a tenant. Those of different tenants are independent of each other: a tenant
+// that gets another address than its own sandboxes explain would learn of others.
+type home struct {
+	tenant string
+	addr   netip.Addr
 }
 
 // A place is a name in a named network. Names that differ in case only share one: DNS does not tell
@@ -77,29 +84,29 @@ func (p *peers) enter(rec *runtime.Record) *member {
 		return m
 	}
 	if p.members == nil {
-		p.members, p.named, p.at = make(map[string]*member), make(map[place][]*member), make(map[netip.Addr]*member)
+		p.members, p.named, p.at = make(map[string]*member), make(map[place][]*member), make(map[home]*member)
 	}
 	m := &member{id: rec.ID, tenant: rec.Tenant, name: rec.Name, networks: rec.Network.Join}
 	m.addr = p.address(m)
-	p.members[m.id], p.at[m.addr] = m, m
+	p.members[m.id], p.at[home{m.tenant, m.addr}] = m, m
 	for _, at := range m.places() {
 		p.named[at] = append(p.named[at], m)
 	}
 	return m
 }
 
-// address returns a free address. It depends on the tenant and the name, so that a sandbox that is
-// started again, after a restart of the daemon too, or created anew under its name, has it again
-// unless another one has taken it.
+// address returns an address that no other sandbox of the tenant has. It depends on the name, so that
+// a sandbox that is started again, after a restart of the daemon too, or created anew under its
+// name, has it again unless another one has taken it.
 func (p *peers) address(m *member) netip.Addr {
 	const hosts = 1<<17 - 2 // without the first and the last of the range
 	first := policy.PeerAddresses.Addr().As4()
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(m.tenant + "\x00" + strings.ToLower(m.name))) // it never fails
+	_, _ = h.Write([]byte(strings.ToLower(m.name))) // it never fails
 	for i := range uint32(hosts) {
 		var a [4]byte
 		binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(first[:])+1+(h.Sum32()%hosts+i)%hosts)
-		if addr := netip.AddrFrom4(a); p.at[addr] == nil {
+		if addr := netip.AddrFrom4(a); p.at[home{m.tenant, addr}] == nil {
 			return addr
 		}
 	}
@@ -114,7 +121,7 @@ func (p *peers) leave(m *member) {
 		return
 	}
 	delete(p.members, m.id)
-	delete(p.at, m.addr)
+	delete(p.at, home{m.tenant, m.addr})
 	for _, at := range m.places() {
 		if rest := slices.DeleteFunc(p.named[at], func(o *member) bool { return o == m }); len(rest) > 0 {
 			p.named[at] = rest
@@ -149,8 +156,12 @@ func (p *peers) find(id string, name policy.Name) (gateway.Peer, error) {
 func (p *peers) having(id string, addr netip.Addr) (peer gateway.Peer, of string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	m, to := p.members[id], p.at[addr]
-	if m == nil || to == nil || m.tenant != to.tenant {
+	m := p.members[id]
+	if m == nil {
+		return gateway.Peer{}, "", gateway.ErrNoPeer
+	}
+	to := p.at[home{m.tenant, addr}]
+	if to == nil {
 		return gateway.Peer{}, "", gateway.ErrNoPeer
 	}
 	for _, network := range m.networks {

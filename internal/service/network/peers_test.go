@@ -129,8 +129,8 @@ func TestPeersAreFound(t *testing.T) {
 	name, _ := policy.ParseName("web")
 	ours, _ := p.find("d", name)
 	theirs, _ := p.find("td", name)
-	if ours.Addr == theirs.Addr {
-		t.Errorf("two sandboxes have the address %s", ours.Addr)
+	if ours.Addr != theirs.Addr {
+		t.Errorf("an address depends on another tenant: %s, %s", ours.Addr, theirs.Addr)
 	}
 }
 
@@ -140,19 +140,26 @@ func TestAddressesLeadToPeersOnly(t *testing.T) {
 	ids := []string{"w", "d", "c", "tw", "td", "a", "nobody"}
 	may := map[string]string{"w": "wdc", "d": "wd", "c": "wc", "tw": "twtd", "td": "twtd", "a": "", "nobody": ""}
 	for _, from := range ids {
-		for addr, m := range p.at {
+		tenant := ""
+		if m := p.members[from]; m != nil {
+			tenant = m.tenant
+		}
+		for at, of := range p.at {
+			addr := at.addr
+			m := p.at[home{tenant, addr}]
 			peer, id, err := p.having(from, addr)
-			if allowed := strings.Contains(may[from], m.id) && strings.HasPrefix(m.id, "t") == strings.HasPrefix(from, "t"); allowed != (err == nil) {
-				t.Errorf("%s asks for %s, of %s: %+v, %v", from, addr, m.id, peer, err)
+			allowed := m != nil && strings.Contains(may[from], m.id) && strings.HasPrefix(m.id, "t") == strings.HasPrefix(from, "t")
+			if allowed != (err == nil) {
+				t.Errorf("%s asks for %s, of %s: %+v, %v", from, addr, of.id, peer, err)
 			}
 			if err == nil && (id != m.id || peer.Addr != addr || peer.Name != m.name) {
 				t.Errorf("%s asks for %s, of %s: %+v, %s", from, addr, m.id, peer, id)
 			}
 			if !policy.PeerAddresses.Contains(addr) {
-				t.Errorf("%s has the address %s", m.id, addr)
+				t.Errorf("%s has the address %s", of.id, addr)
 			}
 			for _, odd := range []netip.Addr{addr.Next(), addr.Prev(), netip.AddrFrom16(addr.As16()), {}} {
-				if _, _, err := p.having(from, odd); p.at[odd] == nil && !errors.Is(err, gateway.ErrNoPeer) {
+				if _, _, err := p.having(from, odd); p.at[home{tenant, odd}] == nil && !errors.Is(err, gateway.ErrNoPeer) {
 					t.Errorf("%s asks for %s: %v", from, odd, err)
 				}
 			}

@@ -74,6 +74,9 @@ func (n *Networks) SetSecret(ctx context.Context, tenant, name string, req api.S
 	if err := s.Check(); err != nil {
 		return api.Secret{}, class.Invalidf("set secret %q: %w", class.Clip(name), err)
 	}
+	if err := n.fits(tenant, s); err != nil {
+		return api.Secret{}, err
+	}
 	stored, err := n.opts.Store.Set(tenant, s)
 	if err != nil {
 		return api.Secret{}, err
@@ -148,10 +151,41 @@ func (n *Networks) RemoveSecret(ctx context.Context, tenant, name string) error 
 	if err := n.ownedByFile(tenant, name); err != nil {
 		return err
 	}
-	if err := n.opts.Store.Remove(tenant, name); err != nil {
+	err := n.opts.Store.Remove(tenant, name)
+	// One that was removed without reaching every sandbox can be removed again.
+	if err != nil && (!errors.Is(err, secrets.ErrNotFound) || len(n.using(tenant, name)) == 0) {
 		return err
 	}
 	return n.apply(ctx, tenant, name)
+}
+
+// using returns the running sandboxes that have a secret of a tenant.
+func (n *Networks) using(tenant, name string) map[string]*life {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	using := make(map[string]*life)
+	for id, l := range n.lives {
+		if !l.over && l.tenant == tenant && slices.Contains(l.secrets, name) {
+			using[id] = l
+		}
+	}
+	return using
+}
+
+// fits reports a changed secret that is too large beside the others of a running sandbox.
+func (n *Networks) fits(tenant string, changed secrets.Secret) error {
+	for id, l := range n.using(tenant, changed.Name) {
+		all := []secrets.Secret{changed}
+		for _, name := range l.secrets {
+			if other, err := n.secret(tenant, name); err == nil && name != changed.Name {
+				all = append(all, other)
+			}
+		}
+		if err := egress.CheckSecrets(all); err != nil {
+			return class.Invalidf("set secret %q: sandbox %s has it beside others: %w", changed.Name, id, err)
+		}
+	}
+	return nil
 }
 
 // apply gives the gateway a changed secret for the sandboxes that have it. It goes on if the caller
@@ -159,18 +193,10 @@ func (n *Networks) RemoveSecret(ctx context.Context, tenant, name string) error 
 func (n *Networks) apply(ctx context.Context, tenant, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyTimeout)
 	defer cancel()
-	n.mu.Lock()
-	using := make(map[string]*life)
-	for id, l := range n.lives {
-		if l.tenant == tenant && slices.Contains(l.secrets, name) {
-			using[id] = l
-		}
-	}
-	n.mu.Unlock()
 	var errs []error
-	for id, l := range using {
+	for id, l := range n.using(tenant, name) {
 		if err := n.applyTo(ctx, id, l); err != nil {
-			errs = append(errs, fmt.Errorf("secret %q is stored; change it in sandbox %s, which has the one before: %w", name, id, err))
+			errs = append(errs, fmt.Errorf("sandbox %s has the secret %q as it was; repeat the request, or stop the sandbox: %w", id, name, err))
 		}
 	}
 	return errors.Join(errs...)

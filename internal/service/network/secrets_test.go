@@ -137,6 +137,35 @@ func TestSecretsAreListedWithoutValues(t *testing.T) {
 	}
 }
 
+// A secret that does not fit beside the others of a running sandbox is not stored, and one that was
+// removed is removed again from a sandbox that may still have it.
+func TestSecretsOfARunningSandbox(t *testing.T) {
+	n := withSecrets(t)
+	n.lives["box"] = &life{tenant: "uid:1", secrets: []string{"one", "two"}}
+	set := func(name string, size int) error {
+		s := bearer()
+		s.Value = strings.Repeat("v", size)
+		_, err := n.SetSecret(t.Context(), "uid:1", name, s)
+		return err
+	}
+	if err := errors.Join(set("one", 10<<10), set("two", 10<<10)); err != nil {
+		t.Fatal(err)
+	}
+	if err := set("two", 16<<10); !errors.Is(err, class.ErrInvalid) {
+		t.Errorf("more than a sandbox may have: %v", err)
+	}
+	if s, err := n.opts.Store.Get("uid:1", "two"); err != nil || len(s.Value) != 10<<10 {
+		t.Errorf("stored: %d bytes, %v", len(s.Value), err)
+	}
+	if err := errors.Join(n.RemoveSecret(t.Context(), "uid:1", "two"), n.RemoveSecret(t.Context(), "uid:1", "two")); err != nil {
+		t.Errorf("removed again: %v", err)
+	}
+	delete(n.lives, "box")
+	if err := n.RemoveSecret(t.Context(), "uid:1", "two"); !errors.Is(err, secrets.ErrNotFound) {
+		t.Errorf("no sandbox has it: %v", err)
+	}
+}
+
 func TestMistakesInSecrets(t *testing.T) {
 	n := open(t, nil)
 	for name, change := range map[string]func(*api.SetSecret){

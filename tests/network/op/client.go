@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"sync"
 
 	"github.com/coder/websocket"
@@ -467,11 +468,13 @@ func ownPorts(ctx context.Context) error {
 			_ = accepted.Close() // the client has gone
 		}
 	}
+	// Where the kernel refuses rules that change packets, the port is the gateway's (decision 0022).
 	own, err := new(net.ListenConfig).ListenPacket(ctx, "udp", ":53")
-	if err != nil {
+	if err == nil {
+		defer own.Close()
+	} else if !errors.Is(err, syscall.EADDRINUSE) {
 		return err
 	}
-	defer own.Close()
 	if err := halfClosed(ctx, LAN, 1000); err != nil {
 		return err
 	}
