@@ -72,13 +72,13 @@ type Network struct {
 	// Secrets are names of the caller's secrets, which the gateway puts into requests. The sandbox has
 	// placeholders. They need a rule that inspects requests.
 	Secrets []string `json:"secrets,omitempty"`
-	// Sandbox is the ID or name of a sandbox of the tenant that runs, whose network is shared; only for
-	// sandbox. Policy, budget, secrets, ports and flows are that one's. Responses have its ID.
+	// Sandbox is the ID or name of a sandbox of the tenant that runs, whose network is shared; only
+	// for sandbox. Policy, budget, secrets, ports and flows are that one's. Responses have its ID.
 	Sandbox string `json:"sandbox,omitempty"`
-	// Join names at most 8 networks of the tenant, with any mode but sandbox. The sandboxes in a network
-	// reach each other by name: NAME, NAME.NETWORK or NAME.NETWORK.internal. A network exists while a
-	// sandbox names it. A name has up to 63 lower-case letters, digits and inner hyphens, not digits
-	// alone. It cannot be changed later.
+	// Join names at most 8 networks of the tenant, with any mode but sandbox. The sandboxes in a
+	// network reach each other by name: NAME, NAME.NETWORK or NAME.NETWORK.internal. A network exists
+	// while a sandbox names it. A name has up to 63 lower-case letters, digits and inner hyphens, not
+	// digits alone. It cannot be changed later.
 	Join []string `json:"join,omitempty"`
 }
 
@@ -280,8 +280,8 @@ type UpdateSandbox struct {
 	Timeout float64 `json:"timeout,omitempty"`
 	// IdleTimeout is as in [CreateSandbox]; 0 keeps the current one.
 	IdleTimeout float64 `json:"idle_timeout,omitempty"`
-	// Network replaces mode and policy of a sandbox that has a network, whose budget stays. Connections
-	// that the new policy refuses are reset. One without a network cannot be given one.
+	// Network replaces mode and policy of a sandbox that has a network, whose budget stays.
+	// Connections that the new policy refuses are reset. One without a network cannot be given one.
 	Network *Network `json:"network,omitempty"`
 }
 

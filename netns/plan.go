@@ -20,8 +20,8 @@ import (
 var (
 	Address4 = netip.MustParseAddr("192.0.2.1")
 	Address6 = netip.MustParseAddr("2001:db8::1")
-	// Nameserver is the address for resolv.conf. Questions to every other address but the sandbox's own
-	// reach the same socket.
+	// Nameserver is the address for resolv.conf. Questions to every other address but the sandbox's
+	// own reach the same socket.
 	Nameserver = netip.MustParseAddr("192.0.2.53")
 )
 
@@ -127,8 +127,8 @@ func planWith(dns uint16) plan {
 					reject(unix.NFT_REJECT_ICMPX_PORT_UNREACH)),
 				newRule("accept", accept()),
 			}},
-			// From an own address to another. A tproxy rule whose socket is gone does not match, and the packet
-			// is refused further down.
+			// From an own address to another. A tproxy rule whose socket is gone does not match, and the
+			// packet is refused further down.
 			{name: "away", rules: []rule{
 				newRule("tcp dport 53 tproxy to :2 accept", l4proto(unix.IPPROTO_TCP), is(transport, destination, port(portDomain)), tproxy(portDNSTCP), accept()),
 				newRule("meta l4proto tcp tproxy to :1 accept", l4proto(unix.IPPROTO_TCP), tproxy(portStream), accept()),
@@ -143,8 +143,9 @@ func planWith(dns uint16) plan {
 				newRule("ip6 daddr 2001:db8::1 goto own", nfproto(unix.NFPROTO_IPV6), is(network, 24, Address6.AsSlice()), goTo("own")),
 				newRule("ip saddr 192.0.2.1 goto away", nfproto(unix.NFPROTO_IPV4), is(network, 12, Address4.AsSlice()), goTo("away")),
 				newRule("ip6 saddr 2001:db8::1 goto away", nfproto(unix.NFPROTO_IPV6), is(network, 8, Address6.AsSlice()), goTo("away")),
-				// From the loopback, or from an address that is not the sandbox's: a program can bind any of IPv4,
-				// because a local route covers all (IPv6 keeps its tables apart). The refusals must reach it there.
+				// From the loopback, or from an address that is not the sandbox's: a program can bind any of
+				// IPv4, because a local route covers all (IPv6 keeps its tables apart). The refusals must reach
+				// it there.
 				newRule("tcp flags rst accept", l4proto(unix.IPPROTO_TCP), hasFlag(tcpReset), accept()),
 				newRule("meta l4proto tcp reject with tcp reset", l4proto(unix.IPPROTO_TCP), reset()),
 				newRule("icmp type destination-unreachable accept", nfproto(unix.NFPROTO_IPV4), l4proto(unix.IPPROTO_ICMP),

@@ -55,8 +55,8 @@ type Network struct {
 	ID string
 	// Policy is a document of netns/policy with at most [MaxPolicy] bytes.
 	Policy []byte
-	// Budget is for the whole life of the network. What was used since the last event before the end of
-	// a process is not counted by the next.
+	// Budget is for the whole life of the network. What was used since the last event before the end
+	// of a process is not counted by the next.
 	Budget  gateway.Budget
 	Sockets Sockets
 	// Authority signs the certificates of inspected connections; nil: these are refused.
@@ -351,7 +351,8 @@ func (g *Gateway) startAgain() (*conn, error) {
 			// The process before served it. A change of its policy may help, so it is kept.
 			g.cfg.Log.Error("a network was not restored", "network", n.id, "error", err)
 		case !errors.Is(err, errLost):
-			// It could not be asked for, as it is too large with what was used of its budget. Others are served.
+			// It could not be asked for, as it is too large with what was used of its budget. Others are
+			// served.
 			g.cfg.Log.Error("a network was not restored", "network", n.id, "error", err)
 		default:
 			c.end(err)

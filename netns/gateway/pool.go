@@ -38,11 +38,11 @@ const (
 	maxNetworks = 2048
 )
 
-// NewPool returns the pool of a process with a limit of descriptors. A fifth of them, or more, are
-// in no network's minimum.
+// NewPool returns the pool of a process with a limit of descriptors. A quarter of them, or more,
+// are in no network's minimum.
 func NewPool(descriptors uint64) *Pool {
 	usable := max(0, int(min(descriptors, 1<<30))-reserved)
-	networks := min(usable/5*4/minimum, maxNetworks)
+	networks := min(usable*19/25/minimum, maxNetworks)
 	return &Pool{networks: networks, free: (usable - networks*minimum) / placeSize}
 }
 

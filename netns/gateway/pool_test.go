@@ -19,7 +19,7 @@ import (
 )
 
 func TestNetworksOfAPool(t *testing.T) {
-	for descriptors, want := range map[uint64]int{0: 0, 100: 0, 140: 0, 256: 6, 1024: 47, 4096: 211, 20000: 1059, 1 << 20: maxNetworks, 1 << 63: maxNetworks} {
+	for descriptors, want := range map[uint64]int{0: 0, 100: 0, 140: 0, 256: 6, 1024: 45, 4096: 201, 20000: 1006, 1 << 20: maxNetworks, 1 << 63: maxNetworks} {
 		p := NewPool(descriptors)
 		if got := p.Networks(); got != want {
 			t.Errorf("%d descriptors: %d networks, want %d", descriptors, got, want)

@@ -106,7 +106,9 @@ func TestInitsLimitsKeepNothingAlive(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, p := range list {
-					t.Errorf("a process lives on: %+v", p)
+					if p.State != "Z" { // one that ended is init's to reap
+						t.Errorf("a process lives on: %+v", p)
+					}
 				}
 			})
 		}

@@ -18,8 +18,8 @@ import (
 const (
 	// maxSources bounds the sources of datagrams that one published port serves at a time.
 	maxSources = 256
-	// idleSource is the time after which a source that sends nothing is forgotten. A program inside that
-	// sends does not keep it.
+	// idleSource is the time after which a source that sends nothing is forgotten. A program inside
+	// that sends does not keep it.
 	idleSource  = time.Minute
 	maxDatagram = 64 << 10
 )

@@ -54,8 +54,8 @@ type member struct {
 	addr             netip.Addr // zero if there was none left
 }
 
-// A home is an address of a tenant. Those of different tenants are independent of each other: a tenant
-// that gets another address than its own sandboxes explain would learn of others.
+// A home is an address of a tenant. Those of different tenants are independent of each other: a
+// tenant that gets another address than its own sandboxes explain would learn of others.
 type home struct {
 	tenant string
 	addr   netip.Addr
@@ -95,9 +95,9 @@ func (p *peers) enter(rec *runtime.Record) *member {
 	return m
 }
 
-// address returns an address that no other sandbox of the tenant has. It depends on the name, so that
-// a sandbox that is started again, after a restart of the daemon too, or created anew under its
-// name, has it again unless another one has taken it.
+// address returns an address that no other sandbox of the tenant has. It depends on the name, so
+// that a sandbox that is started again, after a restart of the daemon too, or created anew under
+// its name, has it again unless another one has taken it.
 func (p *peers) address(m *member) netip.Addr {
 	const hosts = 1<<17 - 2 // without the first and the last of the range
 	first := policy.PeerAddresses.Addr().As4()

@@ -16,8 +16,8 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"syscall"
 	"sync"
+	"syscall"
 
 	"github.com/coder/websocket"
 )
