@@ -259,10 +259,15 @@ func TestBudgetGoesOn(t *testing.T) {
 		o.Spent = Spent{BytesOut: 7, Connections: 1, Hosts: 2, Known: []string{"10.1.0.7"}, Queries: 4, NameBytes: 99}
 	})
 	w.raw("10.1.0.7:9000", echoServer)
-	w.raw("10.1.0.8:9000", echoServer)
+	counted := make(chan struct{})
+	w.raw("10.1.0.8:9000", func(c *net.TCPConn) {
+		close(counted)
+		echoServer(c)
+	})
 	w.raw("10.1.0.9:9000", echoServer)
 	say(t, w.dial("10.1.0.7:9000"), "123")
 	say(t, w.dial("10.1.0.8:9000"), "")
+	<-counted
 	if _, reset := w.reset("10.1.0.9:9000"); !reset {
 		t.Error("a fourth host")
 	}
