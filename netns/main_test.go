@@ -95,6 +95,7 @@ func namespace(t testing.TB) *Namespace {
 // bothPlans calls f with a namespace as this kernel has it, and with one as kernels have it that
 // refuse rules that change packets.
 func bothPlans(t *testing.T, f func(t *testing.T, n *Namespace)) {
+	t.Helper()
 	for name, make := range map[string]func() (*Namespace, error){
 		"here": Make, "unchanging": func() (*Namespace, error) { return makeBy(unchanging()) },
 	} {

@@ -60,6 +60,7 @@ func exchange(t *testing.T, from, to net.Conn) {
 // DNS is asked at any address, and the answer comes from there: connected sockets drop any other.
 func TestDNSReachesTheGateway(t *testing.T) {
 	bothPlans(t, func(t *testing.T, n *Namespace) {
+		t.Helper()
 		g := datagrams(t, n.DNS)
 		for _, to := range []string{"192.0.2.53:53", "8.8.8.8:53", "[2600::1]:53", "[::ffff:1.1.1.1]:53", "10.0.0.1:53"} {
 			c := dial(t, n, "udp", to)
@@ -114,6 +115,7 @@ func destinationOf(t *testing.T, oob []byte) netip.Addr {
 // TCP at the first refusal.
 func TestOtherDatagramsAreRefused(t *testing.T) {
 	bothPlans(t, func(t *testing.T, n *Namespace) {
+		t.Helper()
 		inside(t, n, func() error {
 			// A server on every address does not get datagrams for an address outside.
 			s, err := net.ListenUDP("udp", &net.UDPAddr{Port: 443})
@@ -304,6 +306,7 @@ func TestSocketsAreNotReachedDirectly(t *testing.T) {
 // refused, as where no program has bound it.
 func TestDNSIsNotReachedDirectly(t *testing.T) {
 	bothPlans(t, func(t *testing.T, n *Namespace) {
+		t.Helper()
 		for _, to := range []string{"127.0.0.1", "[::1]", "192.0.2.1", "[2001:db8::1]"} {
 			for _, port := range []string{":1", ":53"} {
 				c := dial(t, n, "udp", to+port)

@@ -149,8 +149,10 @@ func TestBlame(t *testing.T) {
 		}
 		now = now.Add(crashWindow)
 	}
-	for _, report := range []string{"", "panic: x", fmt.Sprintf(of, "c"), "panic: x\n\ngoroutine 1 [running]:\ngoroutine 7 [running labels:{\"network\": \"a\"}]:\n",
-		"runtime: failed to create new OS thread (have 9 already; errno=11)\nfatal error: newosproc\n\ngoroutine 7 [running labels:{\"network\": \"a\"}]:\n", "goroutine 1 [running labels:{\"network\": \"a", strings.Repeat("x", 1<<16)} {
+	for _, report := range []string{
+		"", "panic: x", fmt.Sprintf(of, "c"), "panic: x\n\ngoroutine 1 [running]:\ngoroutine 7 [running labels:{\"network\": \"a\"}]:\n",
+		"runtime: failed to create new OS thread (have 9 already; errno=11)\nfatal error: newosproc\n\ngoroutine 7 [running labels:{\"network\": \"a\"}]:\n", "goroutine 1 [running labels:{\"network\": \"a", strings.Repeat("x", 1<<16),
+	} {
 		if id, told := g.blame(crash(report), now); id != "" || told != "" {
 			t.Errorf("%q is blamed on %q", report, id)
 		}
