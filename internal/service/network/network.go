@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/egress"
@@ -72,8 +73,9 @@ type Networks struct {
 
 // life is the time in which the gateway serves a sandbox.
 type life struct {
-	tenant  string   // of the sandbox
-	secrets []string // names of those that the sandbox has
+	tenant  string      // of the sandbox
+	secrets []string    // names of those that the sandbox has
+	behind  atomic.Bool // the gateway has not got the last change of one
 
 	changing  sync.Mutex     // serializes what the gateway is told of it
 	accepting sync.WaitGroup // acceptors of its published ports

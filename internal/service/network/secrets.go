@@ -153,10 +153,20 @@ func (n *Networks) RemoveSecret(ctx context.Context, tenant, name string) error 
 	}
 	err := n.opts.Store.Remove(tenant, name)
 	// One that was removed without reaching every sandbox can be removed again.
-	if err != nil && (!errors.Is(err, secrets.ErrNotFound) || len(n.using(tenant, name)) == 0) {
+	if err != nil && (!errors.Is(err, secrets.ErrNotFound) || !n.behind(tenant, name)) {
 		return err
 	}
 	return n.apply(ctx, tenant, name)
+}
+
+// behind reports whether a running sandbox has not got the last change of a secret of a tenant.
+func (n *Networks) behind(tenant, name string) bool {
+	for _, l := range n.using(tenant, name) {
+		if l.behind.Load() {
+			return true
+		}
+	}
+	return false
 }
 
 // using returns the running sandboxes that have a secret of a tenant.
@@ -195,7 +205,9 @@ func (n *Networks) apply(ctx context.Context, tenant, name string) error {
 	defer cancel()
 	var errs []error
 	for id, l := range n.using(tenant, name) {
-		if err := n.applyTo(ctx, id, l); err != nil {
+		err := n.applyTo(ctx, id, l)
+		l.behind.Store(err != nil)
+		if err != nil {
 			errs = append(errs, fmt.Errorf("sandbox %s has the secret %q as it was; repeat the request, or stop the sandbox: %w", id, name, err))
 		}
 	}
