@@ -258,7 +258,7 @@ func TestResumeFromASnapshot(t *testing.T) {
 		if err := os.RemoveAll(opts.Prompt.WorkingDir); err != nil {
 			return nil, err
 		}
-		_, err = extract(root, bytes.NewReader(sandbox.snapshots[0]), CollectLimits{})
+		_, err = extract(root, bytes.NewReader(sandbox.snapshots[0]), "/", CollectLimits{Links: true})
 		return second.open(t), err
 	}
 	again.Message, again.Budget.Turns = "go on, please", 9

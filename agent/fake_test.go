@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -162,6 +163,18 @@ func (s *fakeSandbox) open(t *testing.T) *Sandbox {
 		last.Error, _ = errors.AsType[*api.Problem](err)
 		_ = enc.Encode(last)
 	})
+	mux.HandleFunc("GET /v1/sandboxes/fake/stat", func(w http.ResponseWriter, r *http.Request) {
+		info, err := os.Stat(path(r))
+		if err != nil {
+			answer(w, nil, problem(api.CodeNotFound, path(r)))
+			return
+		}
+		e := api.FileEntry{Path: path(r), Type: api.TypeFile}
+		if info.IsDir() {
+			e.Type = api.TypeDirectory
+		}
+		answer(w, e, nil)
+	})
 	mux.HandleFunc("GET /v1/sandboxes/fake/stats", func(w http.ResponseWriter, _ *http.Request) {
 		stats := api.Stats{}
 		if s.cpu != nil {
@@ -305,7 +318,7 @@ func (s *fakeSandbox) archiveIn(path string, r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	c, err := extract(root, r, CollectLimits{})
+	c, err := extract(root, r, path, CollectLimits{Links: true})
 	if err == nil && len(c.Skipped) > 0 {
 		err = fmt.Errorf("skipped %v", c.Skipped)
 	}
@@ -319,6 +332,9 @@ func (s *fakeSandbox) archiveOut(path string) (io.ReadCloser, error) {
 	if s.archive != nil {
 		return s.archive()
 	}
+	if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() {
+		return fileArchive(path)
+	}
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, problem(api.CodeNotFound, err.Error())
@@ -329,6 +345,19 @@ func (s *fakeSandbox) archiveOut(path string) (io.ReadCloser, error) {
 		pw.CloseWithError(errors.Join(err, root.Close()))
 	}()
 	return pr, nil
+}
+
+// fileArchive returns the archive of one file, as the daemon does.
+func fileArchive(path string) (io.ReadCloser, error) {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	tw := tar.NewWriter(&b)
+	err = tw.WriteHeader(&tar.Header{Name: filepath.Base(path), Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(content))})
+	_, werr := tw.Write(content)
+	return io.NopCloser(&b), errors.Join(err, werr, tw.Close())
 }
 
 func (s *fakeSandbox) stop(ctx context.Context) error {
@@ -365,7 +394,7 @@ func (s *fakeSandbox) list(path string, on func(api.FileEntry) error) error {
 			return err
 		}
 	}
-	if s.entries != nil {
+	if s.entries != nil || path == "/" { // of the host, and no directory of the sandbox
 		return nil
 	}
 	if fi, err := os.Stat(path); err != nil || !fi.IsDir() {
@@ -379,7 +408,7 @@ func (s *fakeSandbox) list(path string, on func(api.FileEntry) error) error {
 		if err != nil {
 			return err
 		}
-		e := api.FileEntry{Path: name, Type: api.TypeFile, Size: info.Size()}
+		e := api.FileEntry{Path: name, Type: api.TypeFile, Size: info.Size(), MTime: info.ModTime()}
 		switch {
 		case d.IsDir():
 			e.Type = api.TypeDirectory

@@ -32,6 +32,12 @@ type CollectLimits struct {
 	// "**/*.so", "cache", "!keep.so". They match names below the output directory; a matched
 	// directory stays with its content.
 	Deny []string `json:"deny,omitempty"`
+	// Links keeps symbolic links that lead out of the collected directory. By default they stay in the
+	// sandbox: on the host they would lead to files of the host.
+	Links bool `json:"links,omitempty"`
+	// Paths holds files and directories of the sandbox that are collected beside the output directory.
+	// Relative ones begin at the working directory.
+	Paths []string `json:"paths,omitempty"`
 }
 
 // DefaultCollectLimits replace zero limits.
@@ -72,6 +78,34 @@ func (f *filter) reject(name string, size int64) string {
 	return ""
 }
 
+// link returns the target of a link as it is made on the host, or a reason why it must stay in the
+// sandbox. name is the link's, below source in the sandbox. An absolute target below source becomes
+// a relative one.
+//
+// A kept relative target is clean: "..", if any, stand at its beginning. They climb from the link's
+// own directory, which is a real one ([throughLink]), and no further than the top. So no chain of
+// such links leads out.
+func (f *filter) link(source, name, target string) (made, reason string) {
+	if f.limits.Links || target == "" {
+		return target, ""
+	}
+	inside := path.Join(path.Dir(name), target)
+	if path.IsAbs(target) {
+		below, err := filepath.Rel(source, path.Clean(target))
+		if err != nil {
+			below = ".."
+		}
+		inside = below
+		if target, err = filepath.Rel(path.Dir(name), below); err != nil {
+			inside = ".."
+		}
+	}
+	if !filepath.IsLocal(inside) {
+		return "", "link that leads out"
+	}
+	return path.Clean(target), ""
+}
+
 const (
 	// maxSkipped bounds the recorded names of omitted entries.
 	maxSkipped = 100
@@ -89,6 +123,10 @@ type Outputs struct {
 	Entries int      `json:"entries"`
 	Bytes   int64    `json:"bytes"`          // of all files
 	More    bool     `json:"more,omitempty"` // the list is incomplete
+	// Elsewhere holds the first hundred files that the run has made or changed outside of the output
+	// directory, with absolute paths. Caches, and changes to the system's directories, are left out.
+	Elsewhere        []Output `json:"elsewhere,omitempty"`
+	ElsewhereEntries int      `json:"elsewhere_entries,omitempty"`
 }
 
 // Output is one entry of the output directory.
@@ -147,7 +185,9 @@ type Collected struct {
 	// Skipped names the omitted entries with the reasons, at most 100; a last line counts the
 	// others.
 	Skipped []string `json:"skipped,omitempty"`
-	dropped int
+	// Elsewhere describes what was collected beside the output directory, by its path in the sandbox.
+	Elsewhere map[string]*Collected `json:"elsewhere,omitempty"`
+	dropped   int
 }
 
 // CollectedFile is one file that left the sandbox.
@@ -257,6 +297,12 @@ func collect(ctx context.Context, sandbox *Sandbox, source, dest string, limits 
 	if err := os.Mkdir(dest, 0o755); err != nil { //nolint:gosec // results are meant to be read by others, as the umask allows
 		return nil, fmt.Errorf("make the output directory: %w", err)
 	}
+	return collectInto(ctx, sandbox, source, source, dest, limits)
+}
+
+// collectInto copies the file or the tree at source in the sandbox into dest. Absolute links below
+// the sandbox's directory base become relative ones.
+func collectInto(ctx context.Context, sandbox *Sandbox, source, base, dest string, limits CollectLimits) (c *Collected, err error) {
 	root, err := os.OpenRoot(dest)
 	if err != nil {
 		return nil, fmt.Errorf("open the output directory: %w", err)
@@ -271,18 +317,18 @@ func collect(ctx context.Context, sandbox *Sandbox, source, dest string, limits 
 	if err != nil {
 		return nil, fmt.Errorf("collect %s: %w", source, err)
 	}
-	c, err = extract(root, stream, limits)
+	c, err = extract(root, stream, base, limits)
 	if err = errors.Join(err, stream.Close()); err != nil {
 		return c, fmt.Errorf("collect %s: %w", source, err)
 	}
 	return c, nil
 }
 
-// extract writes a sandbox's tar below root. The archive is hostile: names must be local, no entry
-// is written through a link (not even one that stays inside), nothing is overwritten, and modes
-// lose their special bits. An entry beyond a limit, depth included, ends the extraction; earlier
-// ones stay. An entry that cannot be written is skipped.
-func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, error) {
+// extract writes a sandbox's tar of the directory source below root. The archive is hostile: names
+// must be local, no entry is written through a link (not even one that stays inside), nothing is
+// overwritten, and modes lose their special bits. An entry beyond a limit, depth included, ends the
+// extraction; earlier ones stay. An entry that cannot be written is skipped.
+func extract(root *os.Root, r io.Reader, source string, limits CollectLimits) (*Collected, error) {
 	c := &Collected{}
 	g, err := limits.newFilter()
 	if err != nil {
@@ -325,6 +371,14 @@ func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, erro
 		}
 		if regular && h.Size > limits.Bytes-c.Bytes {
 			return c, fmt.Errorf("the files exceed %d bytes in all; those before %s are kept", limits.Bytes, clipMiddle(visible(name), 300))
+		}
+		if h.Typeflag == tar.TypeSymlink {
+			target, reason := g.link(source, name, h.Linkname)
+			if reason != "" {
+				c.skip(h.Name, fmt.Sprintf("%s to %s", reason, clipMiddle(visible(h.Linkname), 300)))
+				continue
+			}
+			h.Linkname = target
 		}
 		var content sniffer
 		made, reason, err := extractEntry(root, io.TeeReader(tr, &content), h, name)

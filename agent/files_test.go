@@ -134,7 +134,7 @@ func TestHostileArchive(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer root.Close()
-			c, err := extract(root, makeTar(t, tc.entries...), CollectLimits{})
+			c, err := extract(root, makeTar(t, tc.entries...), "/out", CollectLimits{Links: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -169,7 +169,7 @@ func TestArchiveModesAndTimes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	_, err = extract(root, makeTar(t, entry{name: "suid", mode: 0o6755, content: "x"}, entry{name: "none", mode: 0, content: "x"}, entry{name: "sticky", typ: tar.TypeDir, mode: 0o1777}), CollectLimits{})
+	_, err = extract(root, makeTar(t, entry{name: "suid", mode: 0o6755, content: "x"}, entry{name: "none", mode: 0, content: "x"}, entry{name: "sticky", typ: tar.TypeDir, mode: 0o1777}), "/out", CollectLimits{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +214,7 @@ func TestArchiveLimits(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer root.Close()
-			_, err = extract(root, tc.r, CollectLimits{Entries: 3, Bytes: 1000})
+			_, err = extract(root, tc.r, "/out", CollectLimits{Entries: 3, Bytes: 1000})
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want ...%s", err, tc.want)
 			}
@@ -242,7 +242,7 @@ func TestArchiveDepth(t *testing.T) {
 			}
 			defer root.Close()
 			link := entry{name: "h", typ: tar.TypeLink, link: strings.Repeat("e/", maxDepth) + "f"}
-			c, err := extract(root, makeTar(t, entry{name: deepest, content: "1"}, link, beyond, entry{name: "after"}), CollectLimits{})
+			c, err := extract(root, makeTar(t, entry{name: deepest, content: "1"}, link, beyond, entry{name: "after"}), "/out", CollectLimits{})
 			if err == nil || !strings.Contains(err.Error(), "directories deep") || len(err.Error()) > 1000 {
 				t.Errorf("error %.1000v", err)
 			}
@@ -319,11 +319,75 @@ func TestAnswerIsNeverALink(t *testing.T) {
 	}
 }
 
+// Links of a model's output lead nowhere on the host: those that would lead out stay in the
+// sandbox, directly, by a way round, or through other links.
+func TestLinksOfTheOutput(t *testing.T) {
+	link := func(name, target string) entry { return entry{name: name, typ: tar.TypeSymlink, link: target} }
+	dir := t.TempDir()
+	out := filepath.Join(dir, "out")
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, "secret"), []byte("secret"), 0o600), os.Mkdir(out, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	archive := makeTar(t,
+		entry{name: "a/b/f", content: "1"}, entry{name: "g", content: "2"},
+		link("file", "g"), link("a/up", "../g"), link("a/b/top", "../.."), link("self", "self"), link("gone", "nowhere"),
+		link("a/abs", "/testbed/output/a/b/f"), link("absdir", "/testbed/output/"), link("round", "a/../g"), link("dot", "./g"),
+		link("passwd", "/etc/passwd"), link("up", "../secret"), link("a/b/far", "../../../secret"), link("beside", "/testbed/output2/x"),
+		link("again", "/testbed/output/../secret"), link("down", "a/../../secret"),
+		link("through", "a/b/top/../secret"), // through a real link, ".." would be the parent of the output
+	)
+	root, err := os.OpenRoot(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	c, err := extract(root, archive, "/testbed/output", CollectLimits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{
+		"a": "/", "a/b": "/", "a/b/f": "1", "g": "2", "file": "-> g", "a/up": "-> ../g", "a/b/top": "-> ../..", "self": "-> self", "gone": "-> nowhere",
+		"a/abs": "-> b/f", "absdir": "-> .", "round": "-> g", "dot": "-> g", "through": "-> a/b/secret",
+	}
+	if diff := cmp.Diff(want, tree(t, out)); diff != "" {
+		t.Errorf("the output (-want +got):\n%s", diff)
+	}
+	checkLinks(t, out)
+	var stayed []string
+	for _, s := range c.Skipped {
+		name, why, _ := strings.Cut(s, ": ")
+		if stayed = append(stayed, name); !strings.HasPrefix(why, "link that leads out to ") {
+			t.Error(s)
+		}
+	}
+	if diff := cmp.Diff([]string{"passwd", "up", "a/b/far", "beside", "again", "down"}, stayed); diff != "" {
+		t.Errorf("skipped (-want +got):\n%s", diff)
+	}
+}
+
+// checkLinks fails if a link below out leads out of it.
+func checkLinks(t *testing.T, out string) {
+	t.Helper()
+	for name, content := range tree(t, out) {
+		target, isLink := strings.CutPrefix(content, "-> ")
+		if !isLink {
+			continue
+		}
+		if filepath.IsAbs(target) || !filepath.IsLocal(filepath.Join(filepath.Dir(name), target)) || strings.Contains(strings.TrimLeft(target, "./"), "/..") {
+			t.Errorf("%s leads to %s", name, target)
+		}
+		if at, err := filepath.EvalSymlinks(filepath.Join(out, name)); err == nil && at != out && !strings.HasPrefix(at, out+"/") {
+			t.Errorf("%s leads out to %s", name, at)
+		}
+	}
+}
+
 // Coverage varies between runs, so minimising does not end by itself: use -fuzzminimizetime=10x.
 func FuzzExtract(f *testing.F) {
 	var t testing.T
 	f.Add(makeTar(&t, entry{name: "a", content: "1"}, entry{name: "l", typ: tar.TypeSymlink, link: ".."}, entry{name: "l/x", content: "2"}).Bytes())
 	f.Add(makeTar(&t, entry{name: "../x", content: "1"}, entry{name: "h", typ: tar.TypeLink, link: "../secret"}).Bytes())
+	f.Add(makeTar(&t, entry{name: "a/b", typ: tar.TypeSymlink, link: "/out/c/.."}, entry{name: "c", typ: tar.TypeSymlink, link: "a/../../secret"}).Bytes())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		dir := t.TempDir()
 		out := filepath.Join(dir, "out")
@@ -335,7 +399,8 @@ func FuzzExtract(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer root.Close()
-		_, _ = extract(root, bytes.NewReader(data), CollectLimits{Entries: 50, Bytes: 1 << 16})
+		_, _ = extract(root, bytes.NewReader(data), "/out", CollectLimits{Entries: 50, Bytes: 1 << 16})
+		checkLinks(t, out)
 		names, err := os.ReadDir(dir)
 		if err != nil || len(names) != 2 {
 			t.Errorf("beside the output: %v, %v", names, err)

@@ -334,8 +334,12 @@ func (r *run) prepare(ctx context.Context, i int, callErr *error) (p pending, re
 			return p, false, err
 		}
 	}
-	if v := t.calls[i].verdict; v.Action != policy.Allow {
+	v := t.calls[i].verdict
+	if v.Action != policy.Allow {
 		return answer(EndedEvent{NotRun: true, Observation: denial(*v)})
+	}
+	if v.Command != "" {
+		a = a.replaced(v.Command)
 	}
 	return pending{i, a}, true, nil
 }
@@ -379,18 +383,45 @@ func (r *run) decide(ctx context.Context, i int, call llm.ToolCall, a action) (p
 	v.By = r.Asker.By()
 	answer, err := r.Asker.Ask(ctx, policy.Question{
 		Run: r.l.run.ID, Turn: facts.Turn, Call: i + 1, Tool: facts.Tool, Arguments: facts.Arguments, Rule: v.Rule, Reason: v.Reason,
-		Programs: facts.Programs, Paths: facts.Paths, Hosts: facts.Hosts, Opaque: facts.Opaque, Spent: facts.Spent,
+		Programs: facts.Programs, Paths: facts.Paths, Writes: facts.Writes, Hosts: facts.Hosts, Opaque: facts.Opaque, Spent: facts.Spent,
 	})
 	switch {
 	case ctx.Err() != nil:
 		return policy.Verdict{}, context.Cause(ctx)
 	case err != nil:
 		v.Reason = err.Error()
+	case answer.Allow && answer.Command != "":
+		return r.decideReplaced(ctx, i, v, call, answer)
 	case answer.Allow:
 		v.Action, v.Reason = policy.Allow, clipMiddle(answer.Reason, maxReason)
 	default:
 		v.Reason = clipMiddle(answer.Reason, maxReason)
 	}
+	return v, nil
+}
+
+// decideReplaced completes the verdict v on a call whose command was replaced in the answer. What
+// the policy denies stays denied; what it would ask about has been answered.
+func (r *run) decideReplaced(ctx context.Context, i int, v policy.Verdict, call llm.ToolCall, answer policy.Answer) (policy.Verdict, error) {
+	arguments, err := json.Marshal(map[string]string{"command": answer.Command})
+	if err != nil { // a map of strings always marshals
+		arguments = nil
+	}
+	call.Arguments = string(arguments)
+	a, err := parse(call)
+	if err != nil || a.tool != ToolBash {
+		v.Reason = "the call was replaced by one that cannot run"
+		return v, nil //nolint:nilerr // the verdict denies it
+	}
+	again := r.policy.Decide(ctx, r.facts(i, call, a))
+	if ctx.Err() != nil {
+		return policy.Verdict{}, context.Cause(ctx)
+	}
+	if again.Action == policy.Deny {
+		v.Rule, v.Reason = again.Rule, again.Reason
+		return v, nil
+	}
+	v.Action, v.Reason, v.Command = policy.Allow, clipMiddle(answer.Reason, maxReason), answer.Command
 	return v, nil
 }
 

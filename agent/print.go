@@ -27,6 +27,9 @@ func PrintStep(w io.Writer, s Step) error {
 		b.WriteString(indent(CallText(c.Function, c.Arguments), "> "))
 		if v := c.Verdict; v != nil && (v.Action != policy.Allow || v.Asked) {
 			b.WriteString(indent(fmt.Sprintf("%s by %s: %s %s", v.Action, v.By, v.Rule, v.Reason), "  ! "))
+			if v.Command != "" {
+				b.WriteString(indent("changed to: "+v.Command, "  ! "))
+			}
 		}
 		b.WriteString(indent(strings.TrimSuffix(c.Observation, "\n"), "    "))
 	}
@@ -84,14 +87,19 @@ func PrintRun(w io.Writer, s *Summary, t *Trajectory) error {
 			return err
 		}
 	}
+	return PrintEnd(w, s, t)
+}
+
+// PrintEnd writes what follows the turns of a run: its output, what it has spent, and how it ended.
+func PrintEnd(w io.Writer, s *Summary, t *Trajectory) error {
 	if o := t.Metadata.Outputs; o != nil {
 		if err := PrintOutputs(w, *o); err != nil {
 			return err
 		}
 	}
 	spent := t.Metadata.Spent
-	if _, err := fmt.Fprintf(w, "\nspent: %d turns, %d tokens, $%.4f, %v, %v processor time; %d calls, %d denied\n",
-		spent.Turns, spent.Tokens, spent.Cost, spent.Time.Round(time.Millisecond), spent.CPU.Round(time.Millisecond), s.Calls, s.Denied); err != nil {
+	if _, err := fmt.Fprintf(w, "\nspent: %d turns, %d tokens, cost %s, %v, %v processor time; %d calls, %d denied\n",
+		spent.Turns, spent.Tokens, CostText(spent.Cost, s.Unpriced), spent.Time.Round(time.Millisecond), spent.CPU.Round(time.Millisecond), s.Calls, s.Denied); err != nil {
 		return err
 	}
 	if s.State != RunEnded {
@@ -103,6 +111,20 @@ func PrintRun(w io.Writer, s *Summary, t *Trajectory) error {
 	}
 	_, err := fmt.Fprintf(w, "ended: %s\n%s", s.ExitReason, detail)
 	return err
+}
+
+// CostText describes the cost of model calls, of which unpriced have no known price: they are not
+// free. It returns "-" for no cost.
+func CostText(cost float64, unpriced int) string {
+	switch {
+	case unpriced > 0 && cost > 0:
+		return fmt.Sprintf("at least $%.4f", cost)
+	case unpriced > 0:
+		return "unknown"
+	case cost > 0:
+		return fmt.Sprintf("$%.4f", cost)
+	}
+	return "-"
 }
 
 // printedOutputs is the maximum number of output entries that are printed.
@@ -123,13 +145,56 @@ func PrintOutputs(w io.Writer, o Outputs) error {
 		}
 		b.WriteByte('\n')
 	}
+	printElsewhere(&b, o)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// PrintDifference writes the two observations of a call.
+// printElsewhere writes the list of the files that the run has changed outside of the output
+// directory.
+func printElsewhere(b *strings.Builder, o Outputs) {
+	if o.ElsewhereEntries == 0 {
+		return
+	}
+	fmt.Fprintf(b, "changed elsewhere: %d files\n", o.ElsewhereEntries)
+	stay := false
+	for i, f := range o.Elsewhere {
+		stay = stay || f.Stays == outsideOutput
+		if i == printedOutputs {
+			fmt.Fprintf(b, "  ... %d more\n", o.ElsewhereEntries-i)
+			break
+		}
+		fmt.Fprintf(b, "  %-9s %10d  %s", OneLine(string(f.Type), 9), f.Size, OneLine(f.Path, printWidth))
+		switch f.Stays {
+		case "":
+			b.WriteString("  (collected)")
+		case outsideOutput:
+		default:
+			fmt.Fprintf(b, "  (stays: %s)", f.Stays)
+		}
+		b.WriteByte('\n')
+	}
+	if stay {
+		b.WriteString("  these are lost with the sandbox; --collect PATH brings such files back, too\n")
+	}
+}
+
+// PrintDifference writes the lines by which the observations of a call differ.
 func PrintDifference(w io.Writer, d Difference) error {
-	_, err := fmt.Fprintf(w, "turn %d, call %d, %s:\n%s%s", d.Turn, d.Call, OneLine(d.Function, 100), indent(d.Recorded, "  - "), indent(d.Observed, "  + "))
+	var b strings.Builder
+	fmt.Fprintf(&b, "turn %d, call %d, %s:\n", d.Turn, d.Call, OneLine(d.Function, 100))
+	for i, line := range d.Lines {
+		if i == printLines {
+			fmt.Fprintf(&b, "  ... %d more lines\n", len(d.Lines)-i)
+			break
+		}
+		sign := '-'
+		if line.Observed {
+			sign = '+'
+		}
+		fmt.Fprintf(&b, "  %c %d: %s\n", sign, line.Line, clipMiddle(Printable(line.Text), printWidth))
+	}
+	_, err := io.WriteString(w, b.String())
 	return err
 }
 

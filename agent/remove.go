@@ -21,6 +21,9 @@ type Removed struct {
 	Snapshots []string `json:"snapshots"`         // IDs
 	Size      int64    `json:"snapshot_bytes"`    // size of the files in them
 	Sandbox   string   `json:"sandbox,omitempty"` // sandbox that the run had left
+	// Hosted is set for a run that the daemon hosted. It does not report what it removed beside the
+	// run.
+	Hosted bool `json:"hosted,omitempty"`
 }
 
 // RemoveRun removes the run in dir: the snapshots of its turns, a sandbox left by an interrupt or a

@@ -15,15 +15,9 @@ type Replayed struct {
 	Calls       int          `json:"calls"`   // calls that ran again
 	Unknown     int          `json:"unknown"` // calls that did not, because their first outcome is unknown
 	Differences []Difference `json:"differences"`
-}
-
-// Difference is a call whose observation changed.
-type Difference struct {
-	Turn     int    `json:"turn"`
-	Call     int    `json:"call"`
-	Function string `json:"function"`
-	Recorded string `json:"recorded"`
-	Observed string `json:"observed"`
+	// Times holds the observations that differ only in times: those that mean the moment of the call,
+	// times of day, and durations.
+	Times []Difference `json:"times,omitempty"`
 }
 
 // ReplayRun runs the tool calls of the run in dir again, in a new sandbox with the same image,
@@ -77,13 +71,22 @@ func (r *run) rerun(ctx context.Context, steps []Step) (*Replayed, error) {
 			if err != nil {
 				return out, fmt.Errorf("turn %d, call %d: %w", s.Metadata.Step, i+1, err)
 			}
+			if v := c.Verdict; v != nil && v.Command != "" {
+				a = a.replaced(v.Command)
+			}
 			obs, err := tools.run(ctx, a)
 			if err != nil {
 				return out, fmt.Errorf("turn %d, call %d: %w", s.Metadata.Step, i+1, err)
 			}
 			out.Calls++
-			if obs.text != c.Observation {
-				out.Differences = append(out.Differences, Difference{s.Metadata.Step, i + 1, c.Function, c.Observation, obs.text})
+			if obs.text == c.Observation {
+				continue
+			}
+			diff := Difference{Turn: s.Metadata.Step, Call: i + 1, Function: c.Function, Recorded: c.Observation, Observed: obs.text}
+			if diff.Lines = compareLines(diff.Recorded, diff.Observed, s.Metadata.StartedAt, r.Now()); len(diff.Lines) == 0 {
+				out.Times = append(out.Times, diff)
+			} else {
+				out.Differences = append(out.Differences, diff)
 			}
 		}
 	}

@@ -62,7 +62,7 @@ func WriteReport(w io.Writer, s *Summary, t *Trajectory) error {
 	// Render to memory first: a partial page would look complete.
 	var b bytes.Buffer
 	err = page.Execute(&b, map[string]any{
-		"Summary": s, "Meta": t.Metadata, "Steps": t.Steps, "Ended": ended, "Budget": budgetLines(t.Metadata.Budget, t.Metadata.Spent),
+		"Summary": s, "Meta": t.Metadata, "Steps": t.Steps, "Ended": ended, "Budget": budgetLines(t.Metadata.Budget, t.Metadata.Spent, t.Metadata.Usage.UnpricedCalls),
 		"Style":     template.CSS(reportStyle), //nolint:gosec // embedded file
 		"StyleHash": "sha256-" + base64.StdEncoding.EncodeToString(sum[:]),
 	})
@@ -90,7 +90,7 @@ func SaveReport(dir, path string) error {
 }
 
 // budgetLines compares the spending with the ceilings.
-func budgetLines(b Budget, s Spent) []budgetLine {
+func budgetLines(b Budget, s Spent, unpriced int) []budgetLine {
 	line := func(name string, spent, ceiling float64, show func(float64) string) budgetLine {
 		l := budgetLine{Name: name, Spent: show(spent)}
 		if ceiling > 0 {
@@ -101,10 +101,12 @@ func budgetLines(b Budget, s Spent) []budgetLine {
 	count := func(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
 	money := func(v float64) string { return fmt.Sprintf("$%.4f", v) }
 	took := func(v float64) string { return time.Duration(v).Round(time.Millisecond).String() }
+	cost := line("cost", s.Cost, b.Cost, money)
+	cost.Spent = CostText(s.Cost, unpriced)
 	return []budgetLine{
 		line("turns", float64(s.Turns), float64(b.Turns), count),
 		line("tokens", float64(s.Tokens), float64(b.Tokens), count),
-		line("cost", s.Cost, b.Cost, money),
+		cost,
 		line("time", float64(s.Time), float64(b.Time), took),
 		line("processor", float64(s.CPU), float64(b.CPU), took),
 	}

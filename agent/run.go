@@ -55,8 +55,8 @@ type Options struct {
 	Open   func(ctx context.Context, ref string, lifetime time.Duration) (*Sandbox, error)
 	Image  string // "" means the host image
 	Limits api.Limits
-	// Network is the sandbox's. Its budget is that of a sandbox: one that goes on in another begins
-	// anew.
+	// Network is the network of the run's sandbox. A run that goes on in another sandbox has its whole
+	// budget again.
 	Network api.Network
 
 	InputDir  string // directory whose children are copied into the sandbox; "" for none
@@ -136,6 +136,8 @@ type run struct {
 	base  Spent     // spending before that
 	// budgetChecked reports whether this process has checked the budget for the open turn's request.
 	budgetChecked bool
+	// marks holds the sandbox's files before the first turn; nil if another process has made it.
+	marks *fileMarks
 	// cpuStart is the kernel's count for the sandbox at the start of this process's work.
 	cpuStart time.Duration
 }
@@ -216,6 +218,9 @@ func prepare(opts Options) (*run, *RunEvent, error) {
 	setDefault(&opts.ToolTimeout, DefaultToolTimeout)
 	setDefault(&opts.Image, api.HostImage)
 	setDefault(&opts.OutputDir, "output")
+	if opts.Collect.Paths, err = checkPaths(opts.Collect.Paths, opts.Prompt); err != nil {
+		return nil, nil, err
+	}
 	r, err := newWork(opts)
 	if err != nil {
 		return nil, nil, err
@@ -346,6 +351,7 @@ func (r *run) makeSandbox(ctx context.Context, snapshot string, rebuild []Step) 
 		if err := r.setUp(ctx); err != nil {
 			return err
 		}
+		r.markFiles(ctx)
 	}
 	ready := SandboxEvent{Name: name, ID: sandbox.ID(), Ready: true, Snapshot: snapshot}
 	if len(rebuild) > 0 {
@@ -524,6 +530,9 @@ func (r *run) collect(ctx context.Context, res *Result) error {
 		// want of a list.
 		r.OnNote(err.Error())
 	default:
+		if err := r.listElsewhere(ctx, outputs); err != nil {
+			r.OnNote(err.Error()) // informative too
+		}
 		if err := r.emit(Event{Outputs: outputs}, true); err != nil {
 			return err
 		}
@@ -540,17 +549,36 @@ func (r *run) collect(ctx context.Context, res *Result) error {
 	if res.Output == nil {
 		return errors.Join(collectErr, os.RemoveAll(partial))
 	}
-	if err := os.Rename(filesDir, filepath.Join(r.dir, fmt.Sprintf("files.%d", r.l.resumed))); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return errors.Join(collectErr, fmt.Errorf("keep the earlier output: %w", err))
-	}
-	if err := os.Rename(partial, filesDir); err != nil {
-		return errors.Join(collectErr, fmt.Errorf("keep the output: %w", err))
+	if err := r.keep(filesDir, partial); err != nil {
+		return errors.Join(collectErr, err)
 	}
 	if collectErr != nil {
 		return collectErr
 	}
-	res.Answer, res.HasAnswer, collectErr = ReadAnswer(filesDir, maxAnswer)
-	return collectErr
+	if res.Answer, res.HasAnswer, collectErr = ReadAnswer(filesDir, maxAnswer); collectErr != nil || len(r.l.run.Collect.Paths) == 0 {
+		return collectErr
+	}
+	dir := filepath.Join(r.dir, "collected")
+	partial = dir + ".part"
+	if err := os.RemoveAll(partial); err != nil {
+		return fmt.Errorf("make the directory for what is collected: %w", err)
+	}
+	if err := os.Mkdir(partial, 0o755); err != nil { //nolint:gosec // results are meant to be read by others, as the umask allows
+		return fmt.Errorf("make the directory for what is collected: %w", err)
+	}
+	res.Output.Elsewhere, collectErr = r.collectElsewhere(ctx, partial, res.Output)
+	return errors.Join(collectErr, r.keep(dir, partial))
+}
+
+// keep gives a collected directory its name. An earlier one of that name gets a number.
+func (r *run) keep(dir, partial string) error {
+	if err := os.Rename(dir, fmt.Sprintf("%s.%d", dir, r.l.resumed)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("keep the earlier output: %w", err)
+	}
+	if err := os.Rename(partial, dir); err != nil {
+		return fmt.Errorf("keep the output: %w", err)
+	}
+	return nil
 }
 
 // setUp makes the directories in the sandbox and copies the input.

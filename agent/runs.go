@@ -35,9 +35,11 @@ type Summary struct {
 	Calls      int        `json:"tool_calls"`
 	Denied     int        `json:"denied"`
 	Spent      Spent      `json:"spent"`
-	Model      string     `json:"model"`
-	Query      string     `json:"query"`
-	StartedAt  time.Time  `json:"started_at"`
+	// Unpriced counts the model calls that Spent.Cost omits because their price is unknown.
+	Unpriced  int       `json:"unpriced_calls,omitempty"`
+	Model     string    `json:"model"`
+	Query     string    `json:"query"`
+	StartedAt time.Time `json:"started_at"`
 	// Error is the reason why the record is unreadable; then only ID and Dir are set.
 	Error string `json:"error,omitempty"`
 }
@@ -58,7 +60,7 @@ func LoadRun(dir string) (*Summary, *Trajectory, error) {
 // summary returns the state of the run.
 func (l *ledger) summary(dir string, running bool) *Summary {
 	s := &Summary{
-		ID: l.run.ID, Dir: dir, State: RunStopped, Turns: len(l.steps), Calls: l.total, Denied: l.denied, Spent: l.spent, Model: l.run.Model,
+		ID: l.run.ID, Dir: dir, State: RunStopped, Turns: len(l.steps), Calls: l.total, Denied: l.denied, Spent: l.spent, Unpriced: l.usage.UnpricedCalls, Model: l.run.Model,
 		Query: l.run.Query, StartedAt: l.started, SandboxID: l.sandbox.ID,
 	}
 	switch {
@@ -96,6 +98,14 @@ func ListRuns(outputDir string) ([]Summary, error) {
 	return runs, nil
 }
 
+// NoRunError is the error of [FindRun] for a run that is not there.
+type NoRunError struct{ Ref, OutputDir string }
+
+// Error names the places that were searched.
+func (e *NoRunError) Error() string {
+	return fmt.Sprintf("there is no run %q, neither as a directory nor in %s (sandboxd agent list shows them)", e.Ref, e.OutputDir)
+}
+
 // FindRun returns the directory of a run that is named by its path, or by its name below outputDir.
 func FindRun(outputDir, ref string) (string, error) {
 	for _, dir := range []string{ref, filepath.Join(outputDir, ref)} {
@@ -103,7 +113,7 @@ func FindRun(outputDir, ref string) (string, error) {
 			return dir, nil
 		}
 	}
-	return "", fmt.Errorf("there is no run %q, neither as a directory nor in %s (sandboxd agent list shows them)", ref, outputDir)
+	return "", &NoRunError{ref, outputDir}
 }
 
 // RecordedModel returns the settings of the run in dir, and the number of turns that its model has

@@ -151,7 +151,11 @@ const listDepth = 64
 
 // List calls on for every file below a directory, and reports omissions.
 func (s *Sandbox) List(ctx context.Context, path string, on func(api.FileEntry) error) (more bool, err error) {
-	return s.api.ListEachFile(ctx, s.id, path, listDepth, on)
+	return s.list(ctx, path, listDepth, on)
+}
+
+func (s *Sandbox) list(ctx context.Context, path string, depth int, on func(api.FileEntry) error) (more bool, err error) {
+	return s.api.ListEachFile(ctx, s.id, path, depth, on)
 }
 
 // CPU returns the processor time of all processes since the sandbox's start; known is false if the

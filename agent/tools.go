@@ -111,7 +111,14 @@ func toolErrorf(format string, args ...any) error {
 type action struct {
 	tool    string
 	command string     // of execute_bash
+	isNew   bool       // the command is not the model's: the one that was asked about it has changed it
 	edit    editorArgs // of str_replace_editor
+}
+
+// replaced returns the action with another command.
+func (a action) replaced(command string) action {
+	a.command, a.isNew = command, true
+	return a
 }
 
 // readOnly reports whether the call can run twice, and concurrently with others like it.
@@ -148,9 +155,17 @@ func parse(call llm.ToolCall) (action, error) {
 	return a, nil
 }
 
-// run performs one action. An error means that the run cannot continue: the context ended or the
-// sandbox is lost.
+// run performs one action, and tells the model if it is not the model's own. An error means that
+// the run cannot continue: the context ended or the sandbox is lost.
 func (t *toolbox) run(ctx context.Context, a action) (observation, error) {
+	obs, err := t.perform(ctx, a)
+	if err == nil && a.isNew {
+		obs.text = "Note: the command was changed before it ran. What ran is:\n" + a.command + "\n\n" + obs.text
+	}
+	return obs, err
+}
+
+func (t *toolbox) perform(ctx context.Context, a action) (observation, error) {
 	var obs observation
 	var err error
 	switch a.tool {

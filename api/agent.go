@@ -25,6 +25,8 @@ type StartAgentRun struct {
 	PolicyHook       string         `json:"policy_hook,omitempty"` // service for the policy's "ask"; without one "ask" denies
 	SnapshotTurns    bool           `json:"snapshot_turns,omitempty"`
 	OutputDeny       []string       `json:"output_deny,omitempty"`
+	Collect          []string       `json:"collect,omitempty"`           // paths in the sandbox that are collected beside the output directory
+	OutputLinks      bool           `json:"output_links,omitempty"`      // keep links that lead out of the output directory
 	OutputLimit      int64          `json:"output_limit,omitempty"`      // bytes
 	OutputFileLimit  int64          `json:"output_file_limit,omitempty"` // bytes
 }
@@ -88,14 +90,16 @@ type AgentRun struct {
 	Denied     int           `json:"denied"`
 	Tokens     int           `json:"tokens"`
 	Cost       float64       `json:"cost_usd"`
-	Time       float64       `json:"seconds"`
-	CPU        float64       `json:"cpu_seconds"`
-	Model      string        `json:"model"`
-	Query      string        `json:"query"` // beginning of the task
-	SandboxID  string        `json:"sandbox_id,omitempty"`
-	StartedAt  time.Time     `json:"started_at"`
-	UpdatedAt  time.Time     `json:"updated_at"`      // time of the last change
-	Error      string        `json:"error,omitempty"` // reason why only ID, Dir and State are known
+	// UnpricedCalls counts the model calls that Cost omits because their price is unknown.
+	UnpricedCalls int       `json:"unpriced_calls,omitempty"`
+	Time          float64   `json:"seconds"`
+	CPU           float64   `json:"cpu_seconds"`
+	Model         string    `json:"model"`
+	Query         string    `json:"query"` // beginning of the task
+	SandboxID     string    `json:"sandbox_id,omitempty"`
+	StartedAt     time.Time `json:"started_at"`
+	UpdatedAt     time.Time `json:"updated_at"`      // time of the last change
+	Error         string    `json:"error,omitempty"` // reason why only ID, Dir and State are known
 }
 
 // AgentRunList is the answer to GET /v1/agent/runs, oldest first.

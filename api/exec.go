@@ -1,6 +1,9 @@
 package api
 
-import "time"
+import (
+	"encoding/binary"
+	"time"
+)
 
 // Media types. The Accept header of an exec selects the form of its answer.
 const (
@@ -9,7 +12,13 @@ const (
 	TypeProblem = "application/problem+json" // all errors
 	TypeTar     = "application/x-tar"        // archive routes
 	TypeBytes   = "application/octet-stream" // file routes
+	// TypeStream is a sequence of frames, for programs: see [AppendFrame].
+	TypeStream = "application/vnd.sandboxd.stream"
 )
+
+// UpgradePipes is the protocol of connections that carry the ends of a program's pipes: frames, of
+// which the first comes with descriptors.
+const UpgradePipes = "sandboxd-pipes"
 
 // UpgradeTCP is the protocol of connections to ports of sandboxes: bytes as they are, with ends of
 // either direction.
@@ -43,7 +52,8 @@ type ExecRequest struct {
 	// without a client, also while the daemon is down, and keeps the sandbox from idling.
 	Detach bool `json:"detach,omitempty"`
 	// StdinOpen keeps a detached program's stdin open after Stdin, for clients that attach or use
-	// the stdin route. With a terminal it is always open.
+	// the stdin route. With a terminal it is always open. Of a program with pipes it asks for the
+	// stdin's end; Stdin is then empty.
 	StdinOpen bool `json:"stdin_open,omitempty"`
 }
 
@@ -77,7 +87,7 @@ type Exec struct {
 	Usage     *Usage    `json:"usage,omitempty"`
 	Error     *Problem  `json:"error,omitempty"` // of a lost exec
 
-	StdoutBytes int64 `json:"stdout_bytes"` // written so far
+	StdoutBytes int64 `json:"stdout_bytes"` // written so far; 0 if a client reads the program's pipes itself
 	StderrBytes int64 `json:"stderr_bytes"`
 	Dropped     int64 `json:"dropped,omitempty"` // of a detached exec: bytes at the beginning of its output that are no longer kept
 }
@@ -183,9 +193,26 @@ type TerminalSize struct {
 	Cols uint16 `json:"cols"`
 }
 
-// Channels, the first byte of a binary frame on the WebSocket of an exec.
+// Channels, the first byte of a binary frame on the WebSocket of an exec, and of a frame of
+// [TypeStream].
 const (
 	ChannelStdin  byte = 0 // client to program
 	ChannelStdout byte = 1 // program to client; with a terminal, all output
 	ChannelStderr byte = 2
+	ChannelEvent  byte = 3 // an [ExecEvent] without output, as JSON; not on a WebSocket, which has text frames
 )
+
+// Sizes of a frame of [TypeStream].
+const (
+	FrameHeader = 5       // bytes before the payload
+	MaxFrame    = 1 << 20 // bytes of the payload at most
+)
+
+// AppendFrame appends a frame to b: the channel, the length of the payload as four bytes, the
+// highest first, and the payload. The first frame is an event with the pid and the exec's id, and
+// the last one is an event with the exit or an error.
+func AppendFrame(b []byte, channel byte, payload []byte) []byte {
+	b = append(b, channel)
+	b = binary.BigEndian.AppendUint32(b, uint32(len(payload))) //nolint:gosec // at most MaxFrame
+	return append(b, payload...)
+}

@@ -11,6 +11,7 @@ const (
 	FlowRequest    FlowKind = "request"    // an HTTP request on one, at the end of its response or at its refusal
 	FlowRestart    FlowKind = "restart"    // the gateway was started again; connections before it were reset
 	FlowQuery      FlowKind = "query"      // a name that the host's resolver was asked for, or that was refused
+	FlowPeer       FlowKind = "peer"       // a connection from another sandbox in a named network, at its begin; its end is in that one's record
 )
 
 // Flow is one entry of the record of a sandbox's network: a line of JSON each.
@@ -21,9 +22,9 @@ type Flow struct {
 	// for requests within TLS that it has read, and tls where it has not.
 	Protocol string `json:"protocol"`
 	// Name is the host name that decided; empty if a rule for the address did. In a refusal it is the
-	// name that the program sent, which may be malformed.
+	// name that the program sent, which may be malformed. Of a peer it is the name of that sandbox.
 	Name    string `json:"name,omitempty"`
-	Address string `json:"address,omitempty"` // of the destination; none of a query
+	Address string `json:"address,omitempty"` // of the destination, or of the peer; none of a query
 	Port    uint16 `json:"port,omitempty"`
 	// Method and Path are those of a request, without its query; a malformed path is left out. Method
 	// of a query is its type, such as AAAA.

@@ -10,7 +10,7 @@ import (
 // the limits must know. A field without a row fails a test.
 type Limit struct {
 	Name       string // JSON path in [Limits], such as "io.read_bps"
-	Controller string // cgroup v2 controller; empty if only a resource limit holds it
+	Controller string // cgroup v2 controller; empty if none holds it
 	File       string // cgroup file that holds it; empty if there is none, or if the device decides
 	Rlimit     string // resource limit that holds it instead; empty if there is none
 	Min, Max   float64
@@ -37,6 +37,9 @@ const (
 	maxIOPS   = 1 << 31 // the kernel counts them in 32 bits
 	maxWeight = 10000   // the kernel's CGROUP_WEIGHT_MAX
 	maxPids   = 1 << 22 // the kernel's PID_MAX_LIMIT
+	minDisk   = 1 << 20 // below it the sandbox's own directories and the first log exceed it
+	minInodes = 64
+	maxInodes = 1 << 40
 )
 
 // LimitTable returns the rows of all limits, in the order in which a host's reasons for refusing
@@ -79,6 +82,10 @@ var LimitTable = sync.OnceValue(func() []Limit {
 			number(func(l *Limits) *int64 { return &l.IO.Weight }, func(u *LimitsUpdate) *int64 { return u.IO.Weight }), 1, maxWeight, "", standard),
 		l("pids", "pids", "pids.max", pids, 1, maxPids, "", standard),
 		l("nofile", "", "", nofile, 1, 1<<20, "", standard),
+		l("disk", "", "",
+			number(func(l *Limits) *int64 { return &l.Disk }, func(u *LimitsUpdate) *int64 { return u.Disk }), minDisk, maxBytes, "bytes", none),
+		l("inodes", "", "",
+			number(func(l *Limits) *int64 { return &l.Inodes }, func(u *LimitsUpdate) *int64 { return u.Inodes }), minInodes, maxInodes, "", none),
 	}
 })
 

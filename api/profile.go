@@ -32,6 +32,8 @@ type Scratch struct {
 	Mode uint32 `json:"mode"` // permissions of its root, as a number
 	UID  uint32 `json:"uid,omitempty"`
 	GID  uint32 `json:"gid,omitempty"`
+	// NoExec keeps programs on it from being executed.
+	NoExec bool `json:"noexec,omitempty"`
 }
 
 // ProfileList is the answer to GET /v1/profiles, sorted by name.

@@ -32,6 +32,22 @@ type Limits struct {
 	Pids      int64    `json:"pids,omitempty"`       // processes and threads (cgroup pids.max, else RLIMIT_NPROC)
 	Nofile    uint64   `json:"nofile,omitempty"`     // open descriptors per process (RLIMIT_NOFILE)
 	IO        IOLimits `json:"io,omitzero"`
+	// Disk is the maximum number of bytes of allocated blocks that the sandbox has written, deleted
+	// files that a process has open included. Beyond it the sandbox is ended, and its files stay; see
+	// [Enforced.Disk].
+	Disk int64 `json:"disk,omitempty"`
+	// Inodes is the maximum number of files and directories that the sandbox has made or changed. If
+	// it is zero and Disk is not, it is one for each 8 KiB of Disk, and at least 10000.
+	Inodes int64 `json:"inodes,omitempty"`
+}
+
+// ImpliedInodes returns the limit on files that a limit on bytes brings with it. An empty file
+// takes none of the bytes.
+func (l *Limits) ImpliedInodes() int64 {
+	if l.Inodes > 0 || l.Disk == 0 {
+		return l.Inodes
+	}
+	return max(10_000, l.Disk>>13)
 }
 
 // IOLimits holds the ceilings on the block device of the sandbox's writable layer and the image's
@@ -54,7 +70,7 @@ type IOLimits struct {
 type NetworkMode string
 
 // The network modes. In full and egress every connection ends at the sandbox's gateway, which asks
-// the policy and makes its own from the host.
+// the policy and connects to the destination from the host.
 const (
 	NetworkNone    NetworkMode = "none"    // a loopback interface and no route: the default
 	NetworkFull    NetworkMode = "full"    // all public addresses; private and special-purpose ones are refused
@@ -72,14 +88,22 @@ type Network struct {
 	// Secrets are names of the caller's secrets, which the gateway puts into requests. The sandbox has
 	// placeholders. They need a rule that inspects requests.
 	Secrets []string `json:"secrets,omitempty"`
-	// Sandbox is the ID or name of a sandbox of the tenant that runs, whose network is shared; only
-	// for sandbox. Policy, budget, secrets, ports and flows are that one's. Responses have its ID.
+	// Sandbox is the ID or name of a running sandbox of the same tenant, whose network this one
+	// shares; only for mode sandbox. Requests about policy, budget, secrets, ports and flows go to
+	// that sandbox. Responses have its ID.
 	Sandbox string `json:"sandbox,omitempty"`
 	// Join names at most 8 networks of the tenant, with any mode but sandbox. The sandboxes in a
 	// network reach each other by name: NAME, NAME.NETWORK or NAME.NETWORK.internal. A network exists
 	// while a sandbox names it. A name has up to 63 lower-case letters, digits and inner hyphens, not
-	// digits alone. It cannot be changed later.
+	// digits alone, and is not com, org or a domain of a country. It cannot be changed later.
 	Join []string `json:"join,omitempty"`
+}
+
+// HasGateway reports whether a sandbox with this network has a gateway of its own, at which the
+// connections in its network namespace end. With mode none it has one only if it joins networks;
+// with mode sandbox it uses the gateway of the owner. No mode means none.
+func (n *Network) HasGateway() bool {
+	return n.Mode != NetworkSandbox && (n.Mode != "" && n.Mode != NetworkNone || len(n.Join) > 0)
 }
 
 // NetworkBudget bounds what a sandbox's network does while the sandbox runs. What exceeds it is
@@ -108,6 +132,10 @@ type PortMapping struct {
 	Protocol string `json:"protocol,omitempty"` // "tcp", the default, or "udp"
 }
 
+// Never is the Timeout of a sandbox that is not stopped for its age. Its deadline is two hundred
+// years away.
+const Never = -1
+
 // CreateSandbox is the body of POST /v1/sandboxes.
 type CreateSandbox struct {
 	Image string `json:"image,omitempty"` // reference or "host"; default "host"
@@ -128,17 +156,21 @@ type CreateSandbox struct {
 	// directory and user. It starts with the sandbox, and the sandbox ends with it. Its output is
 	// kept in the log. Default: none; the sandbox then idles.
 	Command []string `json:"command,omitempty"`
-	// ImageCommand runs the image's ENTRYPOINT and CMD; Command then replaces CMD. Not allowed with
-	// Snapshot.
+	// ImageCommand runs the image's ENTRYPOINT and CMD as main process; Command then replaces CMD. With
+	// Snapshot it needs an Entrypoint: snapshots keep none.
 	ImageCommand bool `json:"image_command,omitempty"`
-	TTY          bool `json:"tty,omitempty"`        // gives the main process a terminal, as in [ExecRequest]
-	StdinOpen    bool `json:"stdin_open,omitempty"` // as in [ExecRequest]
+	// Entrypoint replaces the image's ENTRYPOINT, and drops its CMD. A single empty string clears both.
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	TTY        bool     `json:"tty,omitempty"`        // gives the main process a terminal, as in [ExecRequest]
+	StdinOpen  bool     `json:"stdin_open,omitempty"` // as in [ExecRequest]
 	// Timeout is the time in seconds after which the sandbox is stopped, busy or not. 0 means the
-	// daemon's default, an hour; the timeout cannot be disabled.
+	// daemon's default, an hour. -1, [Never], means no end, of sandboxes of the daemon's own user only;
+	// the idle timeout remains.
 	Timeout float64 `json:"timeout,omitempty"`
 	// IdleTimeout is the time in seconds without an exec or file request after which the sandbox is
 	// stopped; 0 means the daemon's default, ten minutes.
 	IdleTimeout float64 `json:"idle_timeout,omitempty"`
+	Settings
 }
 
 // Values of [Enforced.IDs]: the user and group IDs of the host that the sandbox runs under.
@@ -180,6 +212,13 @@ type Enforced struct {
 	Pids    string `json:"pids"`    // "cgroup" or "rlimit"
 	IO      string `json:"io"`      // "cgroup", "direct" (not what goes through the page cache) or "none"
 	Network string `json:"network"` // [EnforcedLoopback] or [EnforcedGateway]
+	// Mounts is [MountsMapped] or [MountsUser]; empty without mounts of the host's files.
+	Mounts string `json:"mounts,omitempty"`
+	// Disk is "accounting" if a limit on disk or inodes holds the sandbox, else "none". The launcher
+	// counts, and ends the sandbox after it has exceeded the limit.
+	Disk string `json:"disk"`
+	// Workspace is [WorkspaceMapped] or [WorkspaceShared]; empty without a workspace.
+	Workspace string `json:"workspace,omitempty"`
 	// Missing names the defaults that this host cannot provide, each with its remedy.
 	Missing []string `json:"missing,omitempty"`
 }
@@ -222,10 +261,21 @@ type Sandbox struct {
 	EndedAt     time.Time         `json:"ended_at,omitzero"` // time at which its end was observed; zero while it lives
 	Deadline    time.Time         `json:"deadline"`
 	IdleTimeout float64           `json:"idle_timeout"` // seconds
+	// IdleDeadline is the time at which the idle timeout ends it if nothing uses it before. It is
+	// absent while the sandbox is in use, paused or ended, and in answers to changes.
+	IdleDeadline time.Time `json:"idle_deadline,omitzero"`
 
 	Command   []string `json:"command,omitempty"` // argv of its main process
 	TTY       bool     `json:"tty,omitempty"`
 	StdinOpen bool     `json:"stdin_open,omitempty"`
+	// Restarts is how often its restart policy has started it since a client did.
+	Restarts int `json:"restarts,omitempty"`
+	// Entrypoint and Cmd are the image's ENTRYPOINT and CMD, or what replaced them. A client that runs
+	// the image's program executes Entrypoint with its own arguments, else with Cmd. Both are absent if
+	// they have more than 128 KiB.
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"`
+	Settings
 	// Exit is the last exit of its main process. It is absent while the sandbox runs, or if unknown.
 	Exit *SandboxExit `json:"exit,omitempty"`
 }
@@ -269,14 +319,19 @@ type SandboxList struct {
 	Sandboxes []Sandbox `json:"sandboxes"`
 }
 
+// RenameSandbox is the body of POST /v1/sandboxes/{id}/rename.
+type RenameSandbox struct {
+	Name string `json:"name"` // rules as in [CreateSandbox]; required
+}
+
 // UpdateSandbox is the body of PATCH /v1/sandboxes/{id}: changes to a running sandbox. Absent
 // fields stay. Either all changes are applied, or none and the answer is an error.
 type UpdateSandbox struct {
 	Limits LimitsUpdate `json:"limits,omitzero"`
 	// Labels are merged by name; null removes a label.
 	Labels map[string]*string `json:"labels,omitempty"`
-	// Timeout is the time in seconds from now after which the sandbox is stopped; 0 keeps its
-	// deadline.
+	// Timeout is the time in seconds from now after which the sandbox is stopped, or -1, [Never]; 0
+	// keeps its deadline.
 	Timeout float64 `json:"timeout,omitempty"`
 	// IdleTimeout is as in [CreateSandbox]; 0 keeps the current one.
 	IdleTimeout float64 `json:"idle_timeout,omitempty"`
@@ -300,6 +355,8 @@ type LimitsUpdate struct {
 	Pids       *int64   `json:"pids,omitempty"`   // may fall below the current number; no process can then be started
 	Nofile     *uint64  `json:"nofile,omitempty"` // always refused: a process keeps the limit of its start
 	IO         IOUpdate `json:"io,omitzero"`
+	Disk       *int64   `json:"disk,omitempty"` // 0 means none; below the present usage the sandbox is ended
+	Inodes     *int64   `json:"inodes,omitempty"`
 }
 
 // IOUpdate changes [IOLimits]. An absent field stays; 0 removes a ceiling or restores the default

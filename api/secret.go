@@ -48,6 +48,9 @@ type Secret struct {
 	File      bool       `json:"file,omitempty"`      // it is of the daemon's file (--secrets), which alone changes it
 	CreatedAt time.Time  `json:"created_at,omitzero"` // absent for secrets of the file
 	ChangedAt time.Time  `json:"changed_at,omitzero"` // of the last PUT; absent for secrets of the file
+	// Error is the reason for which a stored secret cannot be read; only its name is known then. No
+	// sandbox gets it. To set it again or to remove it helps.
+	Error string `json:"error,omitempty"`
 }
 
 // SecretList is the answer to GET /v1/secrets, in the order of the names.

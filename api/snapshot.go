@@ -22,8 +22,8 @@ type Snapshot struct {
 	// Without a cgroup they cannot be: the snapshot may then hold partial writes, and fails if a
 	// file changes while it is read.
 	Consistent bool `json:"consistent"`
-	// Network is that of its source, and of sandboxes created from it that ask for none. An imported
-	// snapshot has none.
+	// Network is the network of the source sandbox. A sandbox created from the snapshot gets it too,
+	// unless its request has another. An imported snapshot has none.
 	Network Network `json:"network,omitzero"`
 	// Skipped lists files that no snapshot can hold, as in [SandboxCommitted]. Only the answer to
 	// the creation holds it.

@@ -15,6 +15,29 @@ type Stats struct {
 	// Pressure holds the time that processes waited for "cpu", "memory" and "io" (PSI).
 	Pressure map[string]Pressure `json:"pressure,omitempty"`
 	Network  *NetworkStats       `json:"network,omitempty"` // absent without a network
+	Disk     *DiskStats          `json:"disk,omitempty"`    // absent without a limit on disk or inodes
+}
+
+// DiskStats is what the sandbox's files took when they were last counted: at most some seconds ago,
+// and less the nearer a limit is.
+type DiskStats struct {
+	Bytes  int64 `json:"bytes"` // of allocated blocks
+	Inodes int64 `json:"inodes"`
+	// Exceeded is the reason why the sandbox was ended, if it was ended for its disk usage.
+	Exceeded string `json:"exceeded,omitempty"`
+}
+
+// StatsList is the answer to GET /v1/stats: the counters of the caller's running and paused
+// sandboxes, oldest first, or of those that the request names, in its order.
+type StatsList struct {
+	Sandboxes []SandboxStats `json:"sandboxes"`
+}
+
+// SandboxStats are the counters of one sandbox of several.
+type SandboxStats struct {
+	ID   string `json:"id"`
+	Name string `json:"name"`
+	Stats
 }
 
 // NetworkStats are totals of flows, since the daemon that serves the sandbox has started.
@@ -34,6 +57,7 @@ type MemoryStats struct {
 	Swap     *int64 `json:"swap,omitempty"`
 	SwapPeak *int64 `json:"swap_peak,omitempty"` // since Linux 6.5
 	OOMKills *int64 `json:"oom_kills,omitempty"` // processes killed by the out-of-memory killer
+	Limit    *int64 `json:"limit,omitempty"`     // limits.memory; absent if the kernel does not enforce it
 }
 
 // CPUStats counts processor time.
@@ -50,6 +74,7 @@ type PidsStats struct {
 	Current *int64 `json:"current,omitempty"`
 	Peak    *int64 `json:"peak,omitempty"`    // since Linux 6.1
 	Refused *int64 `json:"refused,omitempty"` // process starts refused by limits.pids
+	Limit   *int64 `json:"limit,omitempty"`   // limits.pids; absent if no cgroup enforces it
 }
 
 // IOStats counts transfers of one block device. Data that is still in the page cache is not

@@ -35,8 +35,11 @@ type Check struct {
 // Shutdown is the body of POST /v1/system/shutdown.
 type Shutdown struct {
 	// KeepSandboxes leaves the launcher and its sandboxes running; the next daemon adopts them.
-	// Otherwise every sandbox is deleted.
+	// Without it and StopSandboxes every sandbox is deleted.
 	KeepSandboxes bool `json:"keep_sandboxes,omitempty"`
+	// StopSandboxes stops every sandbox, with the default grace period, and keeps its files and logs.
+	// The next daemon can start it again.
+	StopSandboxes bool `json:"stop_sandboxes,omitempty"`
 }
 
 // CheckList is the answer to GET /v1/system/checks.

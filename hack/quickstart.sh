@@ -15,7 +15,7 @@ finish() {
 	local status=$?
 	trap - EXIT
 	if [ -n "$daemon" ] && kill -0 "$daemon" 2>/dev/null; then
-		"$sandboxd" shutdown || kill -TERM "$daemon"
+		"$sandboxd" shutdown --delete || kill -TERM "$daemon"
 		wait "$daemon" || true
 	fi
 	if [ $status -ne 0 ] && [ -s "$work/daemon.log" ]; then
@@ -72,7 +72,7 @@ for name, value in enforced.items():
         print(f"  {name}:", ", ".join(value) if isinstance(value, list) else value)'
 
 say "4. Stopping"
-show shutdown
+show shutdown --delete
 wait "$daemon" || true
 daemon=
 left=$(pgrep -f -- "$work" || true)

@@ -185,6 +185,26 @@ func (d *Draft) Remember(key, parent string, l *Layer) error {
 	return d.service.store.PutStep(&store.Step{Tenant: d.service.tenant, Key: key, Parent: parent, Layer: l, UsedAt: time.Now().UTC()}, size)
 }
 
+// Created returns the time at which an image with that key was made, zero if it is not known.
+func (d *Draft) Created(key string) (time.Time, error) {
+	s := d.service
+	step, err := s.store.Step(s.tenant, key)
+	if errors.Is(err, store.ErrNotFound) {
+		return time.Time{}, nil
+	}
+	if err != nil {
+		return time.Time{}, err
+	}
+	step.UsedAt = time.Now().UTC()
+	return step.Created, s.store.PutStep(step, nil)
+}
+
+// RememberCreated keeps the time at which an image with that key was made, for builds that find all
+// of its steps cached. Parent is the chain id of its layers.
+func (d *Draft) RememberCreated(key, parent string, at time.Time) error {
+	return d.service.store.PutStep(&store.Step{Tenant: d.service.tenant, Key: key, Parent: parent, UsedAt: time.Now().UTC(), Created: at}, nil)
+}
+
 // AddLayer stores the tar stream that write writes as a layer on top of the others and has it
 // extracted, with the checks of a pulled layer: it may come from a sandbox. Write should stop when
 // its writer fails.

@@ -50,6 +50,7 @@ type Config struct {
 	Cmd        []string
 	WorkingDir string
 	User       string
+	StopSignal string
 }
 
 // Image is a stored image, with every layer extracted.
@@ -341,6 +342,7 @@ func (s *Service) image(r *store.Record) (*Image, error) {
 	}
 	img := &Image{Image: summary(r), Config: Config{
 		Env: c.Config.Env, Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd, WorkingDir: c.Config.WorkingDir, User: c.Config.User,
+		StopSignal: c.Config.StopSignal,
 	}}
 	for _, l := range r.Layers {
 		img.Rootfs.Layers = append(img.Rootfs.Layers, l.ChainID)

@@ -66,7 +66,7 @@ func Make() (*Namespace, error) {
 	return n, nil
 }
 
-// refusesChanges is set when the kernel has refused a rule for being one that changes packets.
+// refusesChanges is set once the kernel has refused a rule because it changes packets.
 var refusesChanges atomic.Bool
 
 func makeBy(p plan) (*Namespace, error) {

@@ -445,7 +445,7 @@ func TestConnectOwn(t *testing.T) {
 }
 
 // A program can serve a port while it has connections to that port outside: the other end of such a
-// connection is in its namespace, and has the port. So it is when the other end has closed it
+// connection is in its namespace, and has the port. It can also while the other end is closed
 // (TIME_WAIT). Both ends of a conflict have to have SO_REUSEADDR, which servers set.
 func TestPortsOfConnectionsCanBeServed(t *testing.T) {
 	for _, to := range []string{"10.1.0.7:9000", "[2600::1]:9000"} {

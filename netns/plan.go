@@ -35,8 +35,8 @@ const (
 	firstPort  = 3
 )
 
-// portDomain is that of DNS in programs. The socket has it where the kernel refuses rules that
-// change packets; programs cannot bind it for UDP then.
+// portDomain is the port that programs send DNS questions to. Where the kernel refuses rules that
+// change packets, the DNS socket is bound to it, and programs cannot bind it for UDP.
 const portDomain = 53
 
 // plan describes a namespace completely. [apply] makes it, and [verify] compares the kernel's state
@@ -78,7 +78,8 @@ type rule struct {
 	verified *atomic.Pointer[[]byte]
 }
 
-// newRule marshals the expressions, which costs as much as the kernel's work for them.
+// newRule marshals the expressions once for all namespaces: it costs as much as the kernel's work
+// for them.
 func newRule(text string, exprs ...[]expr.Any) rule {
 	r := rule{text: text, exprs: slices.Concat(exprs...), verified: new(atomic.Pointer[[]byte])}
 	for _, e := range r.exprs {
@@ -110,8 +111,9 @@ func planWith(dns uint16) plan {
 		sysctls: []sysctl{
 			// Each name below /proc/sys/net is looked up among those of all namespaces: fewer is faster.
 			{"ipv4/ip_unprivileged_port_start", fmt.Sprint(firstPort)},
-			// A namespace inherits the host's, also for IPv6. No packet is lost on lo and no queue grows
-			// there: bbr, which measures and paces, halves throughput. Every kernel has reno.
+			// A namespace inherits the congestion control of the host, also for IPv6. No packet is lost on
+			// lo and no queue grows there: bbr, which measures and paces, halves throughput. Every kernel
+			// has reno.
 			{"ipv4/tcp_congestion_control", "reno"},
 		},
 		addresses: []netip.Prefix{netip.PrefixFrom(Address4, 32), netip.PrefixFrom(Address6, 128)},
@@ -155,7 +157,7 @@ func planWith(dns uint16) plan {
 		},
 	}
 	if dns == portDomain {
-		// The socket is not reached at the sandbox's own addresses, as with the other port.
+		// At the sandbox's own addresses the socket is not reached, whichever port it has.
 		p.chains[0].rules = slices.Insert(p.chains[0].rules, 2, newRule("udp dport 53 reject with icmpx port-unreachable",
 			l4proto(unix.IPPROTO_UDP), is(transport, destination, port(portDomain)), reject(unix.NFT_REJECT_ICMPX_PORT_UNREACH)))
 		return p

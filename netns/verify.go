@@ -194,7 +194,7 @@ func loadedChains(c *nl.Conn) ([]string, error) {
 	return all, err
 }
 
-// number returns the value of an attribute; one that is absent is 2^32-1, which none is.
+// number returns the value of an attribute, or 2^32-1 if it is absent: no attribute has that value.
 func number(data []byte) uint32 {
 	if len(data) != 4 {
 		return math.MaxUint32

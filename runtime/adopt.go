@@ -68,9 +68,12 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 		case rec.State == api.StateStopped || rec.State == api.StateLost:
 			// It had ended before.
 		case s.now().After(rec.Deadline):
-			rec.State, rec.Reason = api.StateStopped, "deadline reached while no daemon was running"
+			rec.State, rec.Reason = api.StateStopped, reasonDeadline+" while no daemon was running"
 		default:
 			rec.State, rec.Reason = api.StateLost, reasonUnseen
+			if exceeded := s.diskExcess(ctx, rec.ID); exceeded != "" {
+				rec.State, rec.Reason = api.StateStopped, ReasonDisk+exceeded
+			}
 		}
 		s.adoptEnded(rec)
 	}
@@ -118,7 +121,16 @@ func (s *Supervisor) removeUnanswered(ctx context.Context, rec *Record, what str
 // adoptRunning watches a sandbox that runs, whatever its record says: a client was told that it is
 // created, started, paused or resumed, or was about to be.
 func (s *Supervisor) adoptRunning(ctx context.Context, rec *Record, st *Started) error {
+	var action api.EventAction // of a change that the last daemon did not come to tell
 	if state := liveState(st); rec.State != state {
+		switch {
+		case state == api.StatePaused:
+			action = api.ActionPaused
+		case rec.State == api.StatePaused:
+			action = api.ActionResumed
+		case !lives(rec.State) && rec.State != api.StateCreating:
+			action = api.ActionStarted
+		}
 		if !lives(rec.State) && rec.State != api.StateCreating { // the exit on record is of an earlier life
 			rec.Exit, rec.Idle = nil, false
 			rec.Life++
@@ -134,7 +146,7 @@ func (s *Supervisor) adoptRunning(ctx context.Context, rec *Record, st *Started)
 		rec.Limits, rec.Deadline = st.Limits, st.Deadline
 	}
 	sb := s.insert(*rec, phaseCreating)
-	if err := s.run(ctx, sb, rec, st); err != nil {
+	if err := s.run(ctx, sb, rec, st, action); err != nil {
 		return fmt.Errorf("watch sandbox %s: %w", rec.ID, err)
 	}
 	s.log.Info("sandbox adopted", "id", rec.ID, "name", rec.Name)
@@ -144,11 +156,15 @@ func (s *Supervisor) adoptRunning(ctx context.Context, rec *Record, st *Started)
 // adoptEnded keeps the record of a sandbox that does not run.
 func (s *Supervisor) adoptEnded(rec *Record) {
 	rec.PID = 0
-	if rec.EndedAt.IsZero() { // its end was not seen: clients can read of it from now on
+	unseen := rec.EndedAt.IsZero()
+	if unseen { // clients can read of its end from now on
 		rec.EndedAt = s.now().UTC()
 	}
 	sb := s.insert(*rec, phaseEnded)
 	sb.life.end()
+	if unseen {
+		s.tell(sb, api.Event{Action: api.ActionStopped})
+	}
 	if err := s.putEnd(sb, &sb.rec); err != nil { // a full disk is no reason to run no sandbox
 		s.log.Error("end of sandbox is not on disk, trying again", "id", rec.ID, "error", err)
 	}

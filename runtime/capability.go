@@ -52,11 +52,14 @@ type Differ interface {
 type DiffRequest struct {
 	ID     string
 	Rootfs rootfs.Source // with which it was created
-	Layer  bool          // the changes of the uppermost layer of Rootfs, a snapshot's, against those below; without an ID
-	Freeze bool          // stop the sandbox while it is read, if it runs in a cgroup
-	Latest time.Time     // times of files are cut to it; zero means as they are
-	Holes  bool          // leave zeros out of the stream, which is then no image's
-	Limits DiffLimits
+	// Workspace selects the changes of the sandbox's workspace instead of those of its root. Every
+	// whiteout and opaque mark is included: the directory below is not looked at.
+	Workspace bool
+	Layer     bool      // the changes of the uppermost layer of Rootfs, a snapshot's, against those below; without an ID
+	Freeze    bool      // stop the sandbox while it is read, if it runs in a cgroup
+	Latest    time.Time // times of files are cut to it; zero means as they are
+	Holes     bool      // leave zeros out of the stream, which is then no image's
+	Limits    DiffLimits
 }
 
 // DiffLimits bound a layer; zero means the engine's default.

@@ -54,6 +54,11 @@ func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Re
 	if err := s.join(spec, req.Tenant, &req.Network); err != nil {
 		return Record{}, err
 	}
+	if req.Prepare != nil {
+		if err := req.Prepare(id); err != nil {
+			return Record{}, err
+		}
+	}
 
 	// The intent goes to disk while the engine works: a daemon that starts after a crash then knows
 	// what to take back.
@@ -99,7 +104,7 @@ func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Re
 		return Record{}, errors.Join(err, started.Pidfd.Close())
 	}
 	rec.State, rec.Enforced, rec.PID = api.StateRunning, started.Enforced, PIDOf(started.Pidfd)
-	if err := s.run(ctx, sb, &rec, started); err != nil {
+	if err := s.run(ctx, sb, &rec, started, api.ActionCreated); err != nil {
 		return Record{}, err
 	}
 	undo.release()
@@ -170,6 +175,9 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, 
 			Command:     slices.Clone(req.Command),
 			TTY:         req.TTY,
 			StdinOpen:   req.StdinOpen,
+			Entrypoint:  slices.Clone(req.Entrypoint),
+			Cmd:         slices.Clone(req.Cmd),
+			Settings:    req.Settings,
 		},
 		Tenant:    req.Tenant,
 		Timeout:   cmp.Or(req.Timeout, s.opts.Timeout),
@@ -230,8 +238,9 @@ func (s *Supervisor) unusedID(tenant string) string {
 	}
 }
 
-// run begins a life of the sandbox with rec as its record, and watches it. It takes over the pidfd.
-func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started *Started) error {
+// run begins a life of the sandbox with rec as its record, watches it, and tells of action; empty
+// tells nothing. It takes over the pidfd.
+func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started *Started, action api.EventAction) error {
 	pid := PIDOf(started.Pidfd)
 	pidfd, err := pollable(started.Pidfd)
 	if err != nil {
@@ -248,8 +257,10 @@ func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started 
 	sb.rec.State, sb.rec.Reason, sb.rec.Deadline = liveState(started), "", rec.Deadline
 	sb.rec.Enforced, sb.rec.PID, sb.rec.Fresh = started.Enforced, pid, false
 	sb.rec.Life, sb.rec.Idle, sb.rec.Exit, sb.rec.EndedAt = rec.Life, rec.Idle, rec.Exit, time.Time{}
+	sb.rec.Settled, sb.rec.ShortLives, sb.rec.Restarts = rec.Settled, rec.ShortLives, rec.Restarts
 	sb.unsaved = false
 	s.enter(sb, phaseOf(sb.rec.State))
+	s.tell(sb, api.Event{Action: action})
 	s.arm(sb)
 	s.watchers.Add(1)
 	go s.watch(context.WithoutCancel(ctx), sb, l) // it outlives the request, and ends when it is dismissed

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/sandboxd/sandboxd/api"
 )
 
 // Delete ends the sandbox with this id or name, and removes everything of it. If several callers
@@ -91,6 +93,10 @@ func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
 	// other writes it itself.
 	s.mu.Lock()
 	sb.deletion, sb.filesGone = nil, make(chan struct{})
+	if sb.untold {
+		sb.untold = false
+		s.tell(sb, api.Event{Action: api.ActionStopped})
+	}
 	switch {
 	case sb.life.ended():
 		s.enter(sb, phaseEnded)

@@ -92,7 +92,7 @@ func Dismissed(s *Supervisor, id string) bool {
 
 // PutRecord writes a record as a daemon does that dies right after it.
 func PutRecord(dir string, rec *Record) error {
-	r, err := openRecords(dir)
+	r, err := openRecords(dir, "/run/test")
 	if err != nil {
 		return err
 	}

@@ -8,11 +8,11 @@ import (
 
 // A sandbox of the mode [api.NetworkSandbox] shares the network of its owner: from each start of
 // its own until its end, it is in the namespace that the owner had at that start. If the owner ends
-// meanwhile, the namespace stays for it, without a way out; if the owner is started again, that one
-// has another namespace.
+// meanwhile, the namespace stays for the sandbox, without a way out. If the owner is started again,
+// the owner gets another namespace.
 
 // join completes the spec of a sandbox of a tenant by the owner of its network, if it shares one.
-// The engine examines the owner again: that one may end meanwhile.
+// The owner may end after this check; the engine looks again.
 func (s *Supervisor) join(spec *Spec, tenant string, n *api.Network) error {
 	if n.Mode != api.NetworkSandbox {
 		return nil
@@ -27,7 +27,7 @@ func (s *Supervisor) join(spec *Spec, tenant string, n *api.Network) error {
 	case !owner.phase.live():
 		return fmt.Errorf("%w: its owner, sandbox %s (%s), does not run; start that one first", ErrNoOwner, owner.rec.Name, owner.rec.ID)
 	}
-	spec.Join, spec.Network = owner.rec.ID, hasNetwork(&owner.rec.Network)
+	spec.Join, spec.Network = owner.rec.ID, owner.rec.Network.HasGateway()
 	return nil
 }
 

@@ -1,7 +1,6 @@
 package runtime_test
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -40,19 +39,7 @@ func TestSharedNetworkIsTheOwners(t *testing.T) {
 		}
 	}
 	check("created")
-	if err := s.Close(context.WithoutCancel(t.Context()), true); err != nil {
-		t.Fatal(err)
-	}
-	s = b.open(t)
-	for _, id := range []string{one, other} {
-		if err := s.Kill(t.Context(), id, "test"); err != nil {
-			t.Fatal(err)
-		}
-		waitEnded(t, s, id)
-		if _, err := s.Start(t.Context(), id, runtime.StartRequest{}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	startAgain(t, b, s, one, other)
 	check("started again")
 }
 
@@ -100,7 +87,7 @@ func TestSharedNetworkNeedsItsOwner(t *testing.T) {
 	}
 	refused("was deleted")
 
-	// Another tenant's is none.
+	// A sandbox of another tenant is no owner.
 	owner = create(t, s, request("again")).ID
 	req := sharing("theirs", owner)
 	req.Tenant = "1002"

@@ -2,7 +2,9 @@ package runtime_test
 
 import (
 	"context"
+	"maps"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -36,6 +38,13 @@ func TestModeOfTheNetworkDecides(t *testing.T) {
 		ids[name] = create(t, s, req).ID
 	}
 	check("created")
+	startAgain(t, b, s, slices.Collect(maps.Values(ids))...)
+	check("started again")
+}
+
+// startAgain starts sandboxes again in the supervisor that follows another one.
+func startAgain(t *testing.T, b *bench, s *runtime.Supervisor, ids ...string) {
+	t.Helper()
 	if err := s.Close(context.WithoutCancel(t.Context()), true); err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +58,6 @@ func TestModeOfTheNetworkDecides(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	check("started again")
 }
 
 // A warm sandbox with a network fits every policy, mode full among them, and no sandbox without.

@@ -76,14 +76,16 @@ func (r *Request) fixed() Request {
 	f := *r
 	limits := r.Limits.WithDefaults(r.Defaults)
 	f.Limits, f.Defaults = api.Limits{Nofile: limits.Nofile}, api.Limits{} // each process has its own since its start
-	f.Name, f.Hostname, f.Image, f.Labels = "", "", "", nil
+	f.Name, f.Image, f.Labels = "", "", nil
 	f.ImageEnv, f.Env, f.Cwd, f.User = nil, nil, "", ""
 	f.Timeout, f.IdleTimeout = 0, 0
 	f.Command, f.TTY, f.StdinOpen = nil, false, false // the main process is started after the claim
+	f.Entrypoint, f.Cmd, f.Hostname = nil, nil, ""
+	f.Rlimits, f.Restart, f.AutoRemove = nil, "", false // each exec sets the first, the daemon keeps the others
 	// Policy and budget are the gateway's, which begins with the claim, and so are ports.
 	f.Ports = nil
 	switch f.Network = (api.Network{}); {
-	case hasNetwork(&r.Network):
+	case r.Network.HasGateway():
 		f.Network.Mode = api.NetworkEgress
 	case r.Network.Mode == api.NetworkSandbox: // a running sandbox enters no other namespace
 		f.Network = r.Network
@@ -192,7 +194,7 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *warmSandbox, req
 		return Record{}, err
 	}
 	p.started.Enforced = rec.Enforced
-	if err := s.run(ctx, sb, &rec, p.started); err != nil {
+	if err := s.run(ctx, sb, &rec, p.started, api.ActionCreated); err != nil {
 		return Record{}, err
 	}
 	undo.release()

@@ -143,6 +143,13 @@ func TestOnlyWhatFitsIsClaimed(t *testing.T) {
 		"profile": func(r *runtime.Request) { r.Profile.Name = "hardened" },
 		"rootfs":  func(r *runtime.Request) { r.Rootfs = rootfs.Source{Layers: []string{"sha256:01"}} },
 		"digest":  func(r *runtime.Request) { r.ImageDigest = "sha256:12" },
+
+		"read-only":   func(r *runtime.Request) { r.ReadOnly = true },
+		"tmpfs":       func(r *runtime.Request) { r.Tmpfs = []api.Scratch{{Path: "/t", Size: 4096}} },
+		"shm-size":    func(r *runtime.Request) { r.ShmSize = 4096 },
+		"hosts":       func(r *runtime.Request) { r.Hosts = []api.HostAddress{{Name: "db", Address: "10.0.0.2"}} },
+		"cap-drop":    func(r *runtime.Request) { r.CapDrop = []string{"ALL"} },
+		"stop-signal": func(r *runtime.Request) { r.StopSignal = "SIGQUIT" },
 	} {
 		req := fitting(name)
 		change(&req)
@@ -155,7 +162,7 @@ func TestOnlyWhatFitsIsClaimed(t *testing.T) {
 	if rec := create(t, s, ephemeral); rec.ID == parked {
 		t.Error("a build took a warm sandbox")
 	}
-	poolState(t, s, 1, 0, 2) // of the same image and profile
+	poolState(t, s, 1, 0, 8) // of the same image and profile
 	if rec := create(t, s, fitting("last")); rec.ID != parked {
 		t.Error("what fits was not claimed")
 	}

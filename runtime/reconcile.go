@@ -156,6 +156,7 @@ func (s *Supervisor) repair(ctx context.Context, m mismatch) error {
 	sb.rec.State, sb.rec.Reason, sb.rec.PID, sb.rec.EndedAt = api.StateLost, "the launcher does not know of it any more", 0, s.now().UTC()
 	sb.life.dismiss()
 	s.markEnded(sb)
+	s.tell(sb, api.Event{Action: api.ActionStopped})
 	s.enter(sb, phaseStarting)
 	s.mu.Unlock()
 	<-m.life.watched

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -43,6 +45,18 @@ type Record struct {
 	Life int `json:"life,omitempty"`
 	// Idle means that it was started without its main process.
 	Idle bool `json:"idle,omitempty"`
+	// Settled means that a client has stopped it after its end: its restart policy starts it no more.
+	Settled bool `json:"settled,omitempty"`
+	// ShortLives is the number of lives in a row after which the policy had to wait longer.
+	ShortLives int `json:"short_lives,omitempty"`
+}
+
+// EndedItself reports whether the sandbox has ended without anything that ends it for good: a stop,
+// its deadline, its idle timeout or a full disk. A lost one has.
+func (r *Record) EndedItself() bool {
+	return !lives(r.State) && r.State != api.StateCreating && !r.Settled && !strings.HasPrefix(r.Reason, ReasonStopped) &&
+		!strings.HasPrefix(r.Reason, reasonDeadline) && !strings.HasPrefix(r.Reason, ReasonIdle) &&
+		!strings.HasPrefix(r.Reason, ReasonDisk)
 }
 
 // HeldLimits returns the limits that hold the sandbox, and not those that its host could not
@@ -52,13 +66,30 @@ func (r *Record) HeldLimits() api.Limits {
 	var held api.Limits
 	for _, row := range api.LimitTable() {
 		switch {
-		case row.Controller == "": // each process has its own
+		case row.Controller == "": // each process has its own, or the launcher counts
 			row.Copy(&held, &r.Explicit)
 		case row.Rlimit != "" || by[row.Controller] == "cgroup" || by[row.Controller] == "direct":
 			row.Copy(&held, &r.Limits)
 		}
 	}
 	return held
+}
+
+// Shown returns the sandbox for clients: its limits are those that this host enforces. The record
+// keeps the profile's other defaults, for a start on a host that can.
+func (r *Record) Shown() api.Sandbox {
+	shown := r.Sandbox
+	if r.Enforced.Memory == "" {
+		return shown // the host has not answered yet
+	}
+	shown.Limits = r.HeldLimits()
+	explicit := r.Explicit.Matching(&r.Limits) // refused where they do not hold
+	for _, row := range api.LimitTable() {
+		if row.Controller == "" || row.IsSet(&explicit) {
+			row.Copy(&shown.Limits, &r.Limits)
+		}
+	}
+	return shown
 }
 
 // clone returns a copy whose maps and slices may be kept by a caller.
@@ -79,9 +110,14 @@ var bucketSandboxes = []byte("sandboxes")
 
 // records are the durable part of the supervisor: one JSON value a sandbox, in a bbolt file. Each
 // put and remove returns when the kernel says that the data is on disk.
-type records struct{ db *bolt.DB }
+type records struct {
+	db *bolt.DB
+	// runtimeDir holds the Unix sockets of published ports. It may be another one for the next daemon,
+	// so that the values have paths relative to it.
+	runtimeDir string
+}
 
-func openRecords(dir string) (*records, error) {
+func openRecords(dir, runtimeDir string) (*records, error) {
 	path := filepath.Join(dir, "state.db")
 	// bbolt holds a lock on the file for as long as it is open. A second supervisor is told so rather
 	// than left waiting.
@@ -99,11 +135,18 @@ func openRecords(dir string) (*records, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open records %s: %w", path, err), db.Close())
 	}
-	return &records{db}, nil
+	return &records{db, runtimeDir}, nil
 }
 
 func (r *records) put(rec *Record) error {
-	data, err := json.Marshal(rec)
+	moved := *rec
+	moved.Ports = slices.Clone(rec.Ports)
+	for i := range moved.Ports {
+		if rel, err := filepath.Rel(r.runtimeDir, moved.Ports[i].Socket); err == nil && filepath.IsLocal(rel) {
+			moved.Ports[i].Socket = rel
+		}
+	}
+	data, err := json.Marshal(&moved)
 	if err != nil {
 		return fmt.Errorf("encode record %s: %w", rec.ID, err)
 	}
@@ -134,6 +177,9 @@ func (r *records) all() ([]*Record, error) {
 			if rec.ID != string(k) {
 				return fmt.Errorf("record %q: its id says %q", k, rec.ID)
 			}
+			for i := range rec.Ports {
+				r.place(&rec.Ports[i].Socket)
+			}
 			all = append(all, rec)
 			return nil
 		})
@@ -142,6 +188,18 @@ func (r *records) all() ([]*Record, error) {
 		return nil, fmt.Errorf("read records: %w", err)
 	}
 	return all, nil
+}
+
+// place makes the path of a socket that of the present directory. Records of daemons before this
+// one may have the absolute path in the directory that they had: its last two elements stay.
+func (r *records) place(socket *string) {
+	rel := *socket
+	if filepath.IsAbs(rel) {
+		rel = filepath.Join(filepath.Base(filepath.Dir(rel)), filepath.Base(rel))
+	}
+	if rel != "" {
+		*socket = filepath.Join(r.runtimeDir, rel)
+	}
 }
 
 func (r *records) close() error { return r.db.Close() }

@@ -1,7 +1,6 @@
 package runtime
 
 import (
-	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
@@ -33,12 +32,16 @@ type Request struct {
 	Timeout     time.Duration
 	IdleTimeout time.Duration
 	Ports       []api.PortMapping // published by the caller
+	// Prepare is called with the id of the sandbox, which is being created, before the engine makes it.
+	// An error ends the creation. What Prepare did is the caller's to undo where Create fails.
+	Prepare func(id string) error
 	// Command, TTY and StdinOpen are of the main process, which is the caller's to start.
 	Command   []string
 	TTY       bool
 	StdinOpen bool
-	// Hostname is the sandbox's hostname, if that must not be its unique name.
-	Hostname string
+	// Entrypoint and Cmd are kept for clients.
+	Entrypoint, Cmd []string
+	api.Settings
 	// Ephemeral means that the sandbox serves one request: a daemon that comes after a crash deletes
 	// it.
 	Ephemeral bool
@@ -46,23 +49,19 @@ type Request struct {
 
 // spec is the pure part of Create: everything the engine is told.
 func (r *Request) spec(id, name string, deadline time.Time) *Spec {
-	return &Spec{
+	spec := &Spec{
 		ID:       id,
 		Rootfs:   r.Rootfs,
-		Hostname: cmp.Or(r.Hostname, name),
+		Hostname: name,
 		Profile:  r.Profile,
 		Limits:   r.Limits.WithDefaults(r.Defaults),
 		Explicit: r.Limits,
 		Deadline: deadline,
-		Network:  hasNetwork(&r.Network),
+		Network:  r.Network.HasGateway(),
 		Trust:    r.Trust,
 	}
-}
-
-// hasNetwork reports whether a sandbox has a network namespace of its own that has a way out, to
-// other sandboxes at least. Requests and records without a mode have none.
-func hasNetwork(n *api.Network) bool {
-	return n.Mode != api.NetworkSandbox && (n.Mode != "" && n.Mode != api.NetworkNone || len(n.Join) > 0)
+	spec.set(&r.Settings)
+	return spec
 }
 
 // idAlphabet leaves out what people mistake for one another; 32 letters make five bits each.

@@ -31,6 +31,9 @@ var (
 	ErrProcesses     = errors.New("no more processes can be had")      // for the daemon's user, all sandboxes together, or one of them
 )
 
+// ErrMount means that a directory of the host may not be mounted, for the reason of the error.
+var ErrMount = errors.New("cannot be mounted")
+
 // TrustFile is a bundle of certificates in every sandbox with [Spec.Trust].
 const TrustFile = "/etc/ssl/certs/ca-certificates.crt"
 
@@ -53,14 +56,31 @@ type Spec struct {
 	// Network gives the sandbox a network namespace whose connections end at the sockets of
 	// [Networker.NetworkSockets]. An engine that cannot make one fails with ErrUnenforceable.
 	Network bool `json:"network,omitempty"`
-	// Join is the id of another sandbox, whose network namespace this one shares instead of having one
-	// of its own. Network is then that one's. An engine fails with ErrNoOwner unless that one runs.
+	// Join is the id of the sandbox whose network namespace this one shares instead of having one of
+	// its own. Network is then the value of that sandbox. An engine fails with ErrNoOwner unless it
+	// runs.
 	Join string `json:"join,omitempty"`
 	// Trust is a certificate in PEM, of an authority that programs of the sandbox trust beside those of
 	// the image: their bundle, [TrustFile] among others, has it. Only with Network.
 	Trust []byte `json:"trust,omitempty"`
 	// Fresh has Start discard the sandbox's own files, if there are any.
 	Fresh bool `json:"fresh,omitempty"`
+	// Tmpfs are mounted beside the profile's file systems in memory, and replace one at the same place.
+	Tmpfs []api.Scratch `json:"tmpfs,omitempty"`
+	// Mounts are of the host's files, with their ids filled in. Whoever starts the sandbox opens them:
+	// Opened has one descriptor for each, a mount that is attached nowhere.
+	Mounts []api.Mount `json:"mounts,omitempty"`
+	Opened []*os.File  `json:"-"`
+	// MountIDs is [api.MountsMapped] or [api.MountsUser] if there are Mounts.
+	MountIDs string `json:"mount_ids,omitempty"`
+	// ShmSize is the size of /dev/shm in bytes; zero means the engine's default.
+	ShmSize int64 `json:"shm_size,omitempty"`
+	// Hosts are additional lines of /etc/hosts.
+	Hosts []api.HostAddress `json:"hosts,omitempty"`
+	// StopSignal is the number of the signal by which Stop asks; zero means SIGTERM.
+	StopSignal int `json:"stop_signal,omitempty"`
+	// Workspace is a directory of the host that the sandbox works on; nil for none.
+	Workspace *Workspace `json:"workspace,omitempty"`
 }
 
 // Profile is a named policy, resolved: package ociprofiles holds them as data, package seccomp
@@ -131,10 +151,10 @@ type Engine interface {
 	Delete(ctx context.Context, id string) error
 	// Kill ends every process of a sandbox and waits for it, but leaves its directories to Delete.
 	Kill(ctx context.Context, id string) error
-	// Stop asks before it kills: every process but the init gets SIGTERM, and SIGHUP if it ignores
-	// that; at a terminal again and again, because one may be missed there. Processes left when the
-	// grace or ctx ends are killed. Init reports how the others have ended before it is killed too.
-	// Stop returns when all have ended.
+	// Stop asks before it kills: every process but the init gets SIGTERM or [Spec.StopSignal], and
+	// SIGHUP if it ignores that; at a terminal again and again, because one may be missed there.
+	// Processes left when the grace or ctx ends are killed. Init reports how the others have ended
+	// before it is killed too. Stop returns when all have ended.
 	Stop(ctx context.Context, id string, grace time.Duration) error
 	// Pause freezes every process of the sandbox, its init too, and returns when they stand still;
 	// they can be killed. A paused sandbox stays paused. On error they go on.

@@ -26,6 +26,7 @@ type sandbox struct {
 	filesGone chan struct{} // closed when removal of its files begins; replaced if they stay
 	filesUsed time.Time     // last read of its files, start or rollback; zero if none
 	deletion  *deletion     // nil unless a deletion is under way
+	untold    bool          // it has ended during its deletion, which will be told instead
 
 	// write is held by the one goroutine that writes the record, and taken before Supervisor.mu. A
 	// creation holds it until the record of its start is on disk.
@@ -195,6 +196,16 @@ func (sb *sandbox) errState() error {
 		return fmt.Errorf("%w: %s (%s) is %s: %s", ErrState, sb.rec.Name, sb.rec.ID, sb.rec.State, sb.rec.Reason)
 	}
 	return fmt.Errorf("%w: %s (%s) is %s", ErrState, sb.rec.Name, sb.rec.ID, sb.rec.State)
+}
+
+// seen returns the record as it is shown, with what changes without a write. It needs
+// Supervisor.mu.
+func (sb *sandbox) seen() Record {
+	rec := sb.rec.clone()
+	if sb.phase == phaseRunning && sb.canIdle() {
+		rec.IdleDeadline = sb.idleAt().UTC()
+	}
+	return rec
 }
 
 // lives reports whether a sandbox of this state has processes.

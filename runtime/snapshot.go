@@ -57,6 +57,7 @@ func (s *Supervisor) replaceFiles(ctx context.Context, id string, source rootfs.
 	sb.rec.Rootfs, sb.rec.Snapshot, sb.rec.Fresh, sb.rec.FilesGone = source.Clone(), snapshot, true, false // nothing else: its id is read without the lock
 	close(sb.filesGone)                                                                                    // a reader may see them half removed
 	sb.filesGone = make(chan struct{})
+	s.tell(sb, api.Event{Action: api.ActionRolledBack})
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -85,6 +86,7 @@ func (s *Supervisor) DropFiles(ctx context.Context, was *Record, why string) err
 	perr := s.records.put(&rec)
 	s.mu.Lock()
 	sb.rec.FilesGone, sb.rec.Reason = true, rec.Reason
+	s.tell(sb, api.Event{Action: api.ActionUpdated, Reason: rec.Reason})
 	close(sb.filesGone) // a reader may see them half removed
 	sb.filesGone = make(chan struct{})
 	s.mu.Unlock()

@@ -16,6 +16,10 @@ type StartRequest struct {
 	Timeout time.Duration // from now on; zero means the timeout of its creation
 	Idle    bool          // see [Record]
 	Trust   []byte        // see [Spec.Trust]
+	// Restart means that no client has asked for it, but a policy: the deadline stays, and the start is
+	// counted. ShortLives is the record's new number.
+	Restart    bool
+	ShortLives int
 }
 
 // Start runs a sandbox that has stopped or was lost once more: with its own files, id, name, labels
@@ -44,12 +48,15 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	var undo cleanup
 	defer undo.unwind(&err)
 	was := rec.clone()
-	rec.Deadline = s.now().UTC().Add(cmp.Or(req.Timeout, rec.Timeout, s.opts.Timeout))
+	if !req.Restart {
+		rec.Deadline = s.now().UTC().Add(cmp.Or(req.Timeout, rec.Timeout, s.opts.Timeout))
+	}
 	spec := &Spec{
 		ID: rec.ID, Rootfs: rec.Rootfs, Hostname: rec.Name, Profile: req.Profile,
 		Limits: rec.Limits, Explicit: rec.Explicit.Matching(&rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline, Fresh: rec.Fresh,
-		Network: hasNetwork(&rec.Network), Trust: req.Trust,
+		Network: rec.Network.HasGateway(), Trust: req.Trust,
 	}
+	spec.set(&rec.Settings)
 	if err := s.join(spec, rec.Tenant, &rec.Network); err != nil {
 		return Record{}, err
 	}
@@ -82,13 +89,17 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 		return Record{}, errors.Join(context.Cause(ctx), started.Pidfd.Close())
 	}
 	rec.Fresh, rec.Idle, rec.Exit, rec.EndedAt = false, req.Idle, nil, time.Time{}
+	rec.Settled, rec.ShortLives = false, req.ShortLives
+	if rec.Restarts++; !req.Restart {
+		rec.Restarts = 0
+	}
 	rec.Life++
 	rec.State, rec.Reason, rec.Enforced, rec.PID = api.StateRunning, "", started.Enforced, PIDOf(started.Pidfd)
 	undo.add("restore record", func() error { return s.records.put(&was) })
 	if err := errors.Join(cerr, s.records.put(&rec)); err != nil {
 		return Record{}, errors.Join(err, started.Pidfd.Close())
 	}
-	if err := s.run(ctx, sb, &rec, started); err != nil {
+	if err := s.run(ctx, sb, &rec, started, api.ActionStarted); err != nil {
 		return Record{}, err
 	}
 	undo.release()
@@ -153,12 +164,33 @@ func (s *Supervisor) beginStart(ref string, runs bool) (*sandbox, error) {
 	return sb, nil
 }
 
+// Settle has the restart policy of a sandbox that has ended leave it so, until a start. It does
+// nothing to one that runs.
+func (s *Supervisor) Settle(id string) error {
+	s.mu.Lock()
+	sb := s.byID[id]
+	if sb == nil || s.closed || sb.phase != phaseEnded || sb.rec.Settled {
+		s.mu.Unlock()
+		return nil
+	}
+	sb.rec.Settled = true
+	l := sb.life
+	s.ops.Add(1)
+	s.mu.Unlock()
+	defer s.ops.Done()
+	return s.rewrite(sb, l)
+}
+
 // The reasons on record of sandboxes that a client stopped, whose main process exited, which is
-// followed by its code, and that were idle, which is followed by the time.
+// followed by its code, that were idle, which is followed by the time, and that used too much disk
+// space, which is followed by the limit.
 const (
 	ReasonStopped = "stopped"
 	ReasonExited  = "its main process exited with "
 	ReasonIdle    = "idle for "
+	ReasonDisk    = "disk: "
+
+	reasonDeadline = "deadline reached" // and more
 )
 
 // Stop ends a sandbox and keeps its files, for Start or Delete. Its processes are asked to end, and
@@ -254,11 +286,12 @@ type step struct {
 	verb              string
 	from, during, end phase
 	state             api.SandboxState // at the end
+	action            api.EventAction
 }
 
 var (
-	pausing  = step{"pause", phaseRunning, phasePausing, phasePaused, api.StatePaused}
-	resuming = step{"resume", phasePaused, phaseResuming, phaseRunning, api.StateRunning}
+	pausing  = step{"pause", phaseRunning, phasePausing, phasePaused, api.StatePaused, api.ActionPaused}
+	resuming = step{"resume", phasePaused, phaseResuming, phaseRunning, api.StateRunning, api.ActionResumed}
 )
 
 // changeTo pauses or resumes a sandbox. It goes on although ctx ends.
@@ -313,6 +346,7 @@ func (s *Supervisor) changeTo(ctx context.Context, ref string, step *step, do, u
 	}
 	sb.rec.State = step.state
 	s.enterIf(sb, step.during, step.end)
+	s.tell(sb, api.Event{Action: step.action})
 	sb.idleSince = s.now()
 	s.arm(sb)
 	s.log.Info("sandbox "+step.verb+"d", "id", rec.ID, "name", rec.Name)

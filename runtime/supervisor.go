@@ -57,9 +57,13 @@ type Options struct {
 	// Exercise is called for a new warm sandbox, with the path of its control socket. If it fails,
 	// the sandbox is removed. Default: nothing.
 	Exercise    func(ctx context.Context, socket string) error
-	PoolChanged func()           // called when a warm sandbox is claimed or gone; must neither block nor call the supervisor
-	Log         *slog.Logger     // default: discarded
-	Now         func() time.Time // clock of deadlines and idle timeouts; default [time.Now]
+	PoolChanged func() // called when a warm sandbox is claimed or gone; must neither block nor call the supervisor
+	// Changed is called for each change of a sandbox, in the order of the changes, with the sandbox's
+	// tenant. It must neither block, call the supervisor, nor change what the event points to.
+	// Sandboxes of [Request.Ephemeral] are left out. Default: nothing.
+	Changed func(tenant string, e api.Event)
+	Log     *slog.Logger     // default: discarded
+	Now     func() time.Time // clock of deadlines and idle timeouts; default [time.Now]
 }
 
 // Supervisor holds all sandboxes of one daemon from their creation to their deletion: it keeps
@@ -118,7 +122,7 @@ func Open(ctx context.Context, dir string, engine Engine, opts Options) (_ *Supe
 	}
 	var undo cleanup
 	defer undo.unwind(&err)
-	if s.records, err = openRecords(dir); err != nil {
+	if s.records, err = openRecords(dir, opts.RuntimeDir); err != nil {
 		return nil, err
 	}
 	undo.add("close records", s.records.close)
@@ -150,6 +154,9 @@ func (s *Supervisor) forget(sb *sandbox) {
 	delete(s.byID, sb.rec.ID)
 	delete(s.names, tenantName{sb.rec.Tenant, sb.rec.Name})
 	sb.life.end()
+	if sb.phase == phaseDeleting { // else its creation has failed, and was not told
+		s.tell(sb, api.Event{Action: api.ActionDeleted})
+	}
 	s.enter(sb, phaseDeleted)
 }
 
@@ -166,7 +173,7 @@ func (s *Supervisor) Lookup(tenant, ref string) (Record, error) {
 	if sb == nil {
 		return Record{}, fmt.Errorf("%w: %q", ErrNotFound, ref)
 	}
-	return sb.rec.clone(), nil
+	return sb.seen(), nil
 }
 
 // Get returns the sandbox with this id, of any tenant, or with this name of the daemon's own.
@@ -177,7 +184,7 @@ func (s *Supervisor) Get(ref string) (Record, error) {
 	if err != nil {
 		return Record{}, err
 	}
-	return sb.rec.clone(), nil
+	return sb.seen(), nil
 }
 
 // Filter chooses sandboxes of one tenant; the zero value chooses all of the daemon's own.
@@ -194,7 +201,7 @@ func (s *Supervisor) List(filter Filter) []Record {
 	var list []Record
 	for _, sb := range s.byID {
 		if filter.match(&sb.rec) {
-			list = append(list, sb.rec.clone())
+			list = append(list, sb.seen())
 		}
 	}
 	s.mu.Unlock()

@@ -749,6 +749,33 @@ func (e vanishing) Create(ctx context.Context, spec *runtime.Spec, control *os.F
 
 // A client that asks for a sandbox and hangs up must not leave one that is neither counted nor
 // deleted.
+// Prepare is called for a sandbox that has an id and does not run yet, and can prevent it.
+func TestCreateIsPrepared(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	req := request("one")
+	prepared := ""
+	req.Prepare = func(id string) error {
+		prepared = id
+		rec, err := s.Get(id)
+		list, lerr := b.engine.List(t.Context())
+		if err != nil || lerr != nil || rec.State != api.StateCreating || len(list) > 0 {
+			t.Errorf("meanwhile: %+v, %v, %v, %v", rec, err, list, lerr)
+		}
+		return nil
+	}
+	if rec := create(t, s, req); rec.ID != prepared {
+		t.Errorf("%s was prepared, and %s created", prepared, rec.ID)
+	}
+	full := errors.New("the disk is full")
+	req = request("two")
+	req.Prepare = func(string) error { return full }
+	if _, err := s.Create(t.Context(), req); !errors.Is(err, full) {
+		t.Errorf("Create = %v, want %v", err, full)
+	}
+	create(t, s, request("two")) // the name is free
+}
+
 func TestCreateWhoseAnswerIsLostLeavesNothing(t *testing.T) {
 	b := newBench(t)
 	s, err := runtime.Open(t.Context(), b.dir, vanishing{b.engine}, b.options)

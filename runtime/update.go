@@ -124,6 +124,7 @@ func (s *Supervisor) show(sb *sandbox, rec *Record) Record {
 	sb.rec.Limits, sb.rec.Labels, sb.rec.Enforced = rec.Limits, rec.Labels, rec.Enforced
 	sb.rec.Explicit, sb.rec.Network = rec.Explicit, rec.Network
 	sb.rec.Deadline, sb.rec.IdleTimeout = rec.Deadline, rec.IdleTimeout
+	s.tell(sb, api.Event{Action: api.ActionUpdated})
 	s.arm(sb)
 	return sb.rec.clone()
 }

@@ -110,9 +110,9 @@ func (s *Supervisor) expire(ctx context.Context, sb *sandbox, l *life) bool {
 		return false
 	case sb.endReason != "": // once more
 	case !now.Before(sb.rec.Deadline):
-		s.beginEnd(sb, "deadline reached")
+		s.beginEnd(sb, reasonDeadline)
 	case sb.canIdle() && !now.Before(sb.idleAt()) && s.isShared(sb):
-		sb.idleSince = now // those that share its network use it
+		sb.idleSince = now // its guests use it: they share its network
 		s.arm(sb)
 		s.mu.Unlock()
 		return true
@@ -143,6 +143,7 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	s.mu.Unlock()
 	var oom int
 	var oomErr error
+	var exceeded string
 	if !deleting { // else the engine is busy with it, and no client reads the reason
 		// A launcher that is about to die answers nothing, on a busy host for long.
 		for range endTries {
@@ -150,6 +151,7 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 				break
 			}
 		}
+		exceeded = s.diskExcess(ctx, sb.rec.ID)
 	}
 
 	s.mu.Lock()
@@ -160,9 +162,11 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	case deleting:
 		reason = "its deletion had begun"
 	case !s.now().Before(sb.rec.Deadline):
-		reason = "deadline reached" // the launcher was first
+		reason = reasonDeadline // the launcher was first
 	case errors.Is(oomErr, ErrUnavailable), errors.Is(oomErr, ErrNotFound): // gone, or replaced by a new one that knows nothing
 		state, reason = api.StateLost, "the launcher that held it died"
+	case exceeded != "":
+		reason = ReasonDisk + exceeded
 	case oom > 0 && sb.rec.Limits.OOMGroup:
 		reason = "out of memory: the kernel ended all its processes"
 	case oom > 0:
@@ -171,6 +175,11 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 		reason = "its init ended"
 	}
 	sb.rec.State, sb.rec.Reason, sb.rec.PID, sb.rec.EndedAt = state, reason, 0, s.now().UTC()
+	if !sb.life.ended() {
+		if sb.untold = deleting; !deleting {
+			s.tell(sb, api.Event{Action: api.ActionStopped})
+		}
+	}
 	s.markEnded(sb)
 	s.mu.Unlock()
 
@@ -202,6 +211,18 @@ func (s *Supervisor) countKills(ctx context.Context, id string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
 	return s.engine.OOMKills(ctx, id)
+}
+
+// diskExcess returns the reason why the engine has ended a sandbox for its disk usage; empty if it
+// has not, or cannot tell.
+func (s *Supervisor) diskExcess(ctx context.Context, id string) string {
+	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
+	defer cancel()
+	st, err := s.engine.Stats(ctx, id)
+	if err != nil || st.Disk == nil {
+		return ""
+	}
+	return st.Disk.Exceeded
 }
 
 // putEnd writes the record of a sandbox that has ended. If that fails (the disk is full), the

@@ -243,7 +243,7 @@ func TestUnreachableServer(t *testing.T) {
 	url := fmt.Sprintf("http://127.0.0.1:%d/v1", name.(*unix.SockaddrInet4).Port)
 	_, err = newOpenAI(t, url).Complete(t.Context(), llm.Request{Model: "m", Messages: userMessage("x")})
 	var e *llm.Error
-	if !errors.As(err, &e) || e.Kind != llm.KindNetwork || !strings.Contains(err.Error(), url) || !strings.Contains(err.Error(), "--llm_base_url") {
+	if !errors.As(err, &e) || e.Kind != llm.KindUnreachable || !strings.Contains(err.Error(), url) || !strings.Contains(err.Error(), "--llm_base_url") {
 		t.Errorf("got %v", err)
 	}
 }

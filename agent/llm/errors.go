@@ -16,7 +16,8 @@ type Kind string
 const (
 	KindRateLimit     Kind = "rate limit"       // 429: wait and try again
 	KindServer        Kind = "server error"     // 5xx, 408, 409: may be temporary
-	KindNetwork       Kind = "network"          // no answer at all: refused, reset, timed out
+	KindNetwork       Kind = "network"          // no answer at all: reset, timed out
+	KindUnreachable   Kind = "unreachable"      // no server at the address: connection refused, or no such host
 	KindBadResponse   Kind = "bad response"     // an answer that is not a chat completion
 	KindContextLength Kind = "context length"   // the request does not fit into the model's context
 	KindAuth          Kind = "not authorised"   // 401, 403
@@ -50,6 +51,8 @@ func (e *Error) Error() string {
 		b.WriteString(" (give the key with --api_key, or in LLM_API_KEY)")
 	case KindNetwork:
 		b.WriteString(" (is the server running? --llm_base_url says where)")
+	case KindUnreachable:
+		b.WriteString(" (no server is there: start it, or name another with --llm_base_url)")
 	case KindRateLimit, KindServer, KindBadResponse, KindContextLength, KindRequest, KindReplayEnd, KindUnsupported:
 	}
 	return b.String()
@@ -58,10 +61,11 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Temporary reports whether the same request may succeed later.
+// Temporary reports whether the same request may succeed later. [Retry] repeats an unreachable
+// server only if it has answered before.
 func (e *Error) Temporary() bool {
 	switch e.Kind {
-	case KindRateLimit, KindServer, KindNetwork, KindBadResponse:
+	case KindRateLimit, KindServer, KindNetwork, KindUnreachable, KindBadResponse:
 		return true
 	case KindContextLength, KindAuth, KindRequest, KindReplayEnd, KindUnsupported:
 	}

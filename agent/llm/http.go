@@ -9,10 +9,12 @@ import (
 	"fmt"
 	"io"
 	"mime"
+	"net"
 	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/openai/openai-go/v3/packages/ssestream"
@@ -207,7 +209,17 @@ func (e *endpoint) connectionError(ctx context.Context, err error) error {
 	case errors.Is(err, context.DeadlineExceeded):
 		return &Error{Kind: KindNetwork, Message: "no answer within the time limit of one call", Err: err}
 	}
-	return &Error{Kind: KindNetwork, Message: clip(err.Error(), 600), Err: err}
+	kind := KindNetwork
+	if isUnreachable(err) {
+		kind = KindUnreachable
+	}
+	return &Error{Kind: kind, Message: clip(err.Error(), 600), Err: err}
+}
+
+// isUnreachable reports whether an error says that no server is at the address.
+func isUnreachable(err error) bool {
+	dns, ok := errors.AsType[*net.DNSError](err)
+	return errors.Is(err, syscall.ECONNREFUSED) || ok && dns.IsNotFound
 }
 
 // refused returns the error of an answer with an error status. The SDK has read the body and

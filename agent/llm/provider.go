@@ -2,7 +2,9 @@ package llm
 
 import (
 	"fmt"
+	"net/url"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -47,6 +49,26 @@ func ParseName(name string) (provider Provider, wireName string, err error) {
 		return Provider{}, "", &Error{Kind: KindUnsupported, Message: fmt.Sprintf("model name %q: nothing after the provider", name)}
 	}
 	return provider, wireName, nil
+}
+
+// keyedHosts are the public services that answer no call without a key. A leading dot matches all
+// names below a domain.
+var keyedHosts = []string{
+	"api.openai.com", "api.anthropic.com", ".openai.azure.com", ".services.ai.azure.com", "generativelanguage.googleapis.com", "openrouter.ai",
+	"api.mistral.ai", "api.deepseek.com", "api.groq.com", "api.together.xyz", "api.x.ai", "api.fireworks.ai",
+}
+
+// RequiresKey reports whether the server at an address is known to refuse calls without a key.
+// Other servers, local ones above all, may accept them.
+func RequiresKey(baseURL string) bool {
+	u, err := url.Parse(baseURL)
+	if err != nil {
+		return false
+	}
+	host := strings.ToLower(u.Hostname())
+	return slices.ContainsFunc(keyedHosts, func(known string) bool {
+		return host == known || strings.HasPrefix(known, ".") && strings.HasSuffix(host, known)
+	})
 }
 
 // Server is a model behind HTTP.

@@ -34,8 +34,9 @@ type Retry struct {
 	// Notice, if set, receives one line about each retry.
 	Notice func(text string)
 
-	mu      sync.Mutex
-	learned map[string]learned // by model
+	mu       sync.Mutex
+	learned  map[string]learned // by model
+	answered bool               // the server has answered a call
 }
 
 // learned holds the limits that a model's refusals named for all its calls, so that each is refused
@@ -89,11 +90,17 @@ func (r *Retry) Complete(ctx context.Context, req Request) (*Response, error) {
 			shown = false
 		}
 		resp, err := r.Model.Complete(ctx, req)
+		var e *Error
+		isModels := errors.As(err, &e)
+		if err == nil || isModels && e.Status != 0 {
+			r.mu.Lock()
+			r.answered = true
+			r.mu.Unlock()
+		}
 		if err == nil {
 			return resp, nil
 		}
-		var e *Error
-		if !errors.As(err, &e) {
+		if !isModels {
 			return nil, err
 		}
 		fatal := e.Kind == KindContextLength || e.Kind == KindRequest
@@ -119,7 +126,7 @@ func (r *Retry) Complete(ctx context.Context, req Request) (*Response, error) {
 			req.MaxTokens = smaller
 			continue
 		}
-		if !e.Temporary() {
+		if !e.Temporary() || e.Kind == KindUnreachable && !r.hasAnswered() {
 			return nil, err
 		}
 		if n >= r.Retries {
@@ -139,6 +146,14 @@ func (r *Retry) Complete(ctx context.Context, req Request) (*Response, error) {
 			return nil, fmt.Errorf("wait to retry the model: %w", err)
 		}
 	}
+}
+
+// hasAnswered reports whether the server has ever answered. Only then an unreachable server is
+// worth waiting for: it may be restarting. Otherwise its address is wrong or it was not started.
+func (r *Retry) hasAnswered() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.answered
 }
 
 // learn stores the limits that a refusal named, and applies them to req.

@@ -19,7 +19,7 @@ func (s *script) Describe() string { return "script" }
 
 func (s *script) Complete(_ context.Context, req Request) (*Response, error) {
 	s.seen = append(s.seen, req)
-	if n := len(s.seen); n <= len(s.errs) {
+	if n := len(s.seen); n <= len(s.errs) && s.errs[n-1] != nil {
 		return nil, s.errs[n-1]
 	}
 	return &Response{Content: "ok"}, nil
@@ -71,6 +71,51 @@ func TestRetry(t *testing.T) {
 				t.Errorf("max_tokens %v, waits %v; want %v, %v", tokens, waits, tc.tokens, tc.waits)
 			}
 		})
+	}
+}
+
+// A server that never answered is not waited for: its address is wrong, or it was not started. One
+// that has answered may be restarting.
+func TestUnreachableServerFailsAtOnce(t *testing.T) {
+	gone := &Error{Kind: KindUnreachable, Message: "connection refused"}
+	for _, tc := range []struct {
+		name  string
+		first error // of an earlier call; nil means an answer
+		calls bool  // there is an earlier call
+		fails bool
+		tried int
+	}{
+		{"never answered", nil, false, true, 1},
+		{"was never reached", &Error{Kind: KindNetwork, Message: "reset"}, true, true, 2},
+		{"has answered", nil, true, false, 3},
+		{"has refused", &Error{Kind: KindRateLimit, Status: 429}, true, false, 3},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := &script{}
+			r := &Retry{Model: s, Wait: func(context.Context, time.Duration) error { return nil }}
+			if tc.calls {
+				s.errs = append(s.errs, tc.first)
+				if _, err := r.Complete(t.Context(), Request{}); (err != nil) != (tc.first != nil) {
+					t.Fatal(err)
+				}
+			}
+			s.errs, r.Retries = append(s.errs, gone), 3
+			_, err := r.Complete(t.Context(), Request{})
+			if (err != nil) != tc.fails || len(s.seen) != tc.tried || tc.fails && !errors.Is(err, error(gone)) {
+				t.Errorf("%d calls, error %v", len(s.seen), err)
+			}
+		})
+	}
+}
+
+func TestRequiresKey(t *testing.T) {
+	for address, want := range map[string]bool{
+		"https://api.anthropic.com": true, "https://API.OpenAI.com/v1": true, "https://mine.openai.azure.com/openai": true, "https://api.openai.com:443/v1": true,
+		"http://localhost:8000/v1": false, "https://api.openai.com.example/v1": false, "https://openai.azure.com/": false, "": false, "::": false,
+	} {
+		if got := RequiresKey(address); got != want {
+			t.Errorf("%q: %v", address, got)
+		}
 	}
 }
 

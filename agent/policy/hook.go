@@ -23,6 +23,7 @@ type Question struct {
 	Reason    string             `json:"reason,omitempty"`
 	Programs  []string           `json:"programs,omitempty"`
 	Paths     []string           `json:"paths,omitempty"`
+	Writes    []string           `json:"writes,omitempty"` // those of Paths that the call visibly writes to
 	Hosts     []string           `json:"hosts,omitempty"`
 	Opaque    bool               `json:"opaque,omitempty"`
 	Spent     map[string]float64 `json:"spent"`
@@ -32,6 +33,9 @@ type Question struct {
 type Answer struct {
 	Allow  bool   `json:"allow"`
 	Reason string `json:"reason,omitempty"`
+	// Command, if set, runs in place of the model's shell line. Rules that deny hold for it too. Hooks
+	// cannot set it.
+	Command string `json:"-"`
 }
 
 // Asker answers questions: a person at a terminal, or a [Hook]. An error counts as a denial.

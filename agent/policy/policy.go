@@ -38,6 +38,9 @@ type Verdict struct {
 	Reason string `json:"reason,omitempty"` // sent to the model with a denial
 	By     string `json:"by"`               // "policy", or the source of the answer
 	Asked  bool   `json:"asked,omitempty"`  // the rule's action was Ask
+	// Command is the shell line that runs in place of the model's, if the one that was asked changed
+	// it.
+	Command string `json:"command,omitempty"`
 }
 
 const (

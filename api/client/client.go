@@ -51,8 +51,9 @@ const origin = "http://sandboxd"
 
 // Client is a client of the daemon behind one socket.
 type Client struct {
-	socket string
-	http   *http.Client
+	socket  string
+	http    *http.Client
+	wrapped bool // requests go through a transport that is not ours
 }
 
 // New returns a client for the daemon that listens on the Unix socket at path. It does not connect
@@ -73,7 +74,7 @@ func New(socket string, wrap ...func(http.RoundTripper) http.RoundTripper) *Clie
 		transport = w(transport)
 	}
 	return &Client{
-		socket: socket,
+		socket: socket, wrapped: len(wrap) > 0,
 		http: &http.Client{
 			Transport: transport,
 			// A redirect cannot come from sandboxd.

@@ -63,8 +63,19 @@ func (c *Client) RunStream(ctx context.Context, req api.RunRequest, on func(api.
 }
 
 func (c *Client) stream(ctx context.Context, r request, on func(api.ExecEvent) error) (*End, error) {
+	r.accept = api.TypeNDJSON
+	resp, err := c.do(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return events(ctx, resp, on)
+}
+
+// events calls on for every event of an answer of JSON lines.
+func events(ctx context.Context, resp *http.Response, on func(api.ExecEvent) error) (*End, error) {
 	var end *End
-	err := c.lines(ctx, r, func(line []byte) error {
+	err := scan(ctx, resp, func(line []byte) error {
 		e, err := decodeEvent(line)
 		if err != nil {
 			return err
@@ -115,6 +126,11 @@ func (c *Client) lines(ctx context.Context, r request, on func([]byte) error) er
 		return err
 	}
 	defer resp.Body.Close()
+	return scan(ctx, resp, on)
+}
+
+// scan is lines for an answer that has begun. The caller closes it.
+func scan(ctx context.Context, resp *http.Response, on func([]byte) error) error {
 	if t := mediaType(resp); t != api.TypeNDJSON {
 		return unexpectedAnswer(resp, read(resp.Body, 200))
 	}

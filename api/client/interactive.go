@@ -24,6 +24,11 @@ type Streams struct {
 	// Resize and Signals carry events of a local terminal. They need not be closed.
 	Resize  <-chan api.TerminalSize
 	Signals <-chan string // "SIGINT", ...
+	// Begun is called once, when the program has started: until then there is nothing that a signal
+	// could go to.
+	Begun func()
+
+	started func(exec string) // called with the id of the exec; nil for none
 }
 
 // ExecInteractive executes a program connected to s. If ctx ends, the program and its descendants
@@ -69,6 +74,7 @@ func converse(ctx context.Context, conn *websocket.Conn, s Streams, feed bool, d
 		go stdin(ctx, conn, s.Stdin, cancel) // may block in Stdin.Read after our return: see Streams.Stdin
 	}
 
+	begun := s.Begun
 	for {
 		typ, data, err := conn.Read(ctx)
 		if err != nil {
@@ -76,6 +82,10 @@ func converse(ctx context.Context, conn *websocket.Conn, s Streams, feed bool, d
 				return nil, cause
 			}
 			return nil, fmt.Errorf("%w: %w", errLost, err)
+		}
+		if begun != nil {
+			begun()
+			begun = nil
 		}
 		switch typ {
 		case websocket.MessageBinary:

@@ -40,9 +40,26 @@ func (c *Client) UpdateSandbox(ctx context.Context, id string, req api.UpdateSan
 	return fetch[api.Sandbox](ctx, c, request{method: http.MethodPatch, path: []string{"v1", "sandboxes", id}, json: req})
 }
 
+// RenameSandbox gives a sandbox another name.
+func (c *Client) RenameSandbox(ctx context.Context, id, name string) (*api.Sandbox, error) {
+	return c.changeState(ctx, id, "rename", api.RenameSandbox{Name: name})
+}
+
 // Stats returns the kernel's counters for a running sandbox.
 func (c *Client) Stats(ctx context.Context, id string) (*api.Stats, error) {
 	return fetch[api.Stats](ctx, c, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "stats"}})
+}
+
+// AllStats returns the kernel's counters of the sandboxes with these ids or names, or without any
+// of all that run or are paused.
+func (c *Client) AllStats(ctx context.Context, ids ...string) ([]api.SandboxStats, error) {
+	q := url.Values{}
+	for _, id := range ids {
+		q.Add("sandbox", id)
+	}
+	var out api.StatsList
+	err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "stats"}, query: q}, maxAnswer, &out)
+	return out.Sandboxes, err
 }
 
 // Diff returns the differences between a sandbox's files and its image.

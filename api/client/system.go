@@ -24,6 +24,12 @@ func (c *Client) Checks(ctx context.Context) ([]api.Check, error) {
 	return out.Checks, err
 }
 
+// DiskUsage returns the bytes on disk of the caller's objects. The daemon reads the files of its
+// sandboxes for it, which takes a while if there are many.
+func (c *Client) DiskUsage(ctx context.Context) (*api.DiskUsage, error) {
+	return fetch[api.DiskUsage](ctx, c, request{method: http.MethodGet, path: []string{"v1", "system", "df"}})
+}
+
 // Profiles returns the available profiles, sorted by name and without their filters.
 func (c *Client) Profiles(ctx context.Context) ([]api.Profile, error) {
 	var out api.ProfileList

@@ -35,9 +35,37 @@ var Operations = []Operation{
 		}}})},
 	},
 	{
+		ID: "diskUsage", Method: "GET", Path: "/v1/system/df", Tag: "System", Summary: "Measure disk space",
+		Detail: "Bytes on disk of your images, build cache, snapshots, sandboxes and logs. The daemon reads the names and sizes of all files of your sandboxes for it.",
+		Answers: []Answer{ok(api.DiskUsage{
+			Images: api.DiskShare{Count: 2, Active: 1, Bytes: 148 << 20, Reclaimable: 20 << 20}, Sandboxes: api.DiskShare{Count: 1, Active: 1, Bytes: 5 << 20},
+			Logs:  api.DiskShare{Count: 1, Active: 1, Bytes: 12 << 10},
+			Files: []api.SandboxFiles{{ID: running.ID, Name: running.Name, State: running.State, Bytes: 5 << 20, Files: 31, Log: 12 << 10}},
+		})},
+	},
+	{
 		ID: "shutdown", Method: "POST", Path: "/v1/system/shutdown", Tag: "System", Summary: "Stop the daemon",
-		Detail: "Deletes every sandbox, unless `keep_sandboxes` is set. Answers first, then ends.",
+		Detail: "Deletes every sandbox, unless `keep_sandboxes` or `stop_sandboxes` is set. Answers first, then ends.",
 		Body:   optionalBody(api.Shutdown{KeepSandboxes: false}), Answers: []Answer{{Status: http.StatusAccepted}},
+	},
+	{
+		ID: "events", Method: "GET", Path: "/v1/events", Tag: "System", Summary: "Read what has happened",
+		Detail: "One line for each change of your sandboxes, execs, published ports, images, builds, snapshots and secrets, in order. " +
+			"About the last 8 MiB are kept, across restarts of the daemon. With `follow` the answer goes on with new events; " +
+			"a client that is too slow gets a line with `lost`, and goes on. To continue after an interruption, pass the last `id` as `since`. " +
+			"A last line with `error` says that the daemon stops.",
+		Query: []Parameter{
+			{Name: "since", Type: "string", Detail: "Id of an event, which all others follow, or RFC 3339 time of the first."},
+			{Name: "until", Type: "string", Detail: "RFC 3339 time before which an event was; with `follow` the answer ends then."},
+			{Name: "filter", Type: "string", Repeated: true, Example: "type=sandbox", Detail: "`KEY=VALUE` with the key `type`, `action`, `object`, `name`, `sandbox` (id or name), `image` or `label` (`KEY` or `KEY=VALUE`). " +
+				"An event must have one of the values of each key."},
+			{Name: "tail", Type: "string", Default: "all", Detail: "Number of kept events, the last ones, or `all`.", Example: "10"},
+			toggle("follow", "Go on with new events."),
+		},
+		Answers: []Answer{lines(
+			api.Event{ID: 1, Time: at, Type: api.EventSandbox, Action: api.ActionCreated, Object: running.ID, Name: "work", Image: toolImage, State: api.StateRunning, Labels: map[string]string{"team": "docs"}},
+			api.Event{ID: 2, Time: at, Type: api.EventExec, Action: api.ActionEnded, Object: "cgv5jtoqz3ha", Sandbox: running.ID, Program: "sh", Code: new(0)},
+		)},
 	},
 	{
 		ID: "listProfiles", Method: "GET", Path: "/v1/profiles", Tag: "Profiles", Summary: "List the security profiles",
@@ -52,11 +80,14 @@ var Operations = []Operation{
 		ID: "createSandbox", Method: "POST", Path: "/v1/sandboxes", Tag: "Sandboxes", Summary: "Create a sandbox",
 		Detail: "The answer comes when the sandbox runs and its main process, if any, has started. `enforced` says what really holds it. " +
 			"A limit that was asked for and cannot be enforced is `unenforceable`, and leaves no sandbox.\n\n" +
-			"At most 1,000 sandboxes exist at a time. Every sandbox has a deadline (`timeout`) and an idle timeout.",
+			"At most 1,000 sandboxes exist at a time. Every sandbox has a deadline (`timeout`) and an idle timeout.\n\n" +
+			"With `tie=true` the answer is 200 with one line, the sandbox, and does not end. When the client closes the connection or is gone, the sandbox is deleted. " +
+			"A daemon that stops or is killed ends the answer and deletes nothing: the sandbox goes on until its timeouts.",
+		Query: []Parameter{toggle("tie", "Delete the sandbox when the connection of this request ends.")},
 		Body: jsonBody(api.CreateSandbox{
 			Image: toolImage, Name: "work", Command: []string{"sh"}, TTY: true, StdinOpen: true, Labels: map[string]string{"team": "docs"}, Timeout: 3600,
 		}),
-		Answers: []Answer{created(running)},
+		Answers: []Answer{created(running), lines(running)},
 	},
 	{
 		ID: "listSandboxes", Method: "GET", Path: "/v1/sandboxes", Tag: "Sandboxes", Summary: "List sandboxes", Detail: "Oldest first.",
@@ -87,6 +118,11 @@ var Operations = []Operation{
 	{
 		ID: "deleteSandbox", Method: "DELETE", Path: "/v1/sandboxes/{id}", Tag: "Sandboxes", Summary: "Delete a sandbox",
 		Detail: "Kills what runs in it. Answers when its processes, cgroup and directories are gone.", Answers: []Answer{noContent},
+	},
+	{
+		ID: "renameSandbox", Method: "POST", Path: "/v1/sandboxes/{id}/rename", Tag: "Sandboxes", Summary: "Give a sandbox another name",
+		Detail: "The hostname of a running sandbox stays until it is started again. A sandbox that others reach by its name in a network must be stopped first.",
+		Body:   jsonBody(api.RenameSandbox{Name: "work"}), Answers: []Answer{ok(running)},
 	},
 	{
 		ID: "startSandbox", Method: "POST", Path: "/v1/sandboxes/{id}/start", Tag: "Sandboxes", Summary: "Run a stopped or lost sandbox again",
@@ -135,6 +171,15 @@ var Operations = []Operation{
 		})},
 	},
 	{
+		ID: "allStats", Method: "GET", Path: "/v1/stats", Tag: "Sandboxes", Summary: "Read what the kernel counts of all sandboxes",
+		Detail: "Of those that run or are paused. A named sandbox that does not answers an error. A figure that the kernel does not give is absent.",
+		Query:  []Parameter{{Name: "sandbox", Type: "string", Repeated: true, Detail: "Id or name; only of these."}},
+		Answers: []Answer{ok(api.StatsList{Sandboxes: []api.SandboxStats{{ID: running.ID, Name: running.Name, Stats: api.Stats{
+			At: at, WallMS: 1500, Memory: &api.MemoryStats{Current: new(int64(4 << 20)), Limit: new(int64(512 << 20))}, CPU: &api.CPUStats{UsageMS: new(12.5)},
+			Pids: &api.PidsStats{Current: new(int64(3))},
+		}}}})},
+	},
+	{
 		ID: "flows", Method: "GET", Path: "/v1/sandboxes/{id}/flows", Tag: "Sandboxes", Summary: "Read the record of a sandbox's network",
 		Detail: "Each connection, request and DNS question, and each refusal, at its end. About the last 2 MiB are kept, until the sandbox is deleted. " +
 			"With `follow` the answer ends with the sandbox. A last line with `error` says that the daemon stops. A sandbox without a network answers `conflict`.",
@@ -166,6 +211,12 @@ var Operations = []Operation{
 		Detail: "Compares with the image, in the order of a layer. What was in a deleted directory is not listed. Ends with `more` after about 2 MiB. " +
 			"`skipped` lists at most 50 files that a commit would leave out, and `skipped_more` counts the others.",
 		Answers: []Answer{ok(api.SandboxDiff{Changes: []api.Change{{Path: "/tmp/notes.txt", Kind: api.Added, Type: "file", Size: 3}}})},
+	},
+	{
+		ID: "changes", Method: "GET", Path: "/v1/sandboxes/{id}/changes", Tag: "Sandboxes", Summary: "Get what a sandbox has changed in its workspace",
+		Detail: "A tar in the form of a layer: `.wh.NAME` stands for the deletion of `NAME`, and `.wh..wh..opq` in a directory for the deletion of everything that " +
+			"the archive does not have there. Left out: sockets, and names that begin with `.wh.`. A sandbox without a workspace is `invalid_request`.",
+		Answers: []Answer{{Status: 200, Type: api.TypeTar}},
 	},
 	{
 		ID: "commit", Method: "POST", Path: "/v1/sandboxes/{id}/commit", Tag: "Sandboxes", Summary: "Make an image of a sandbox",
@@ -230,8 +281,8 @@ var Operations = []Operation{
 
 	{
 		ID: "exec", Method: "POST", Path: "/v1/sandboxes/{id}/exec", Tag: "Execs", Summary: "Run a program",
-		Detail: "`Accept` selects the answer: one JSON document when the program has ended (the default), or with `application/x-ndjson` one line an event. " +
-			"With `detach` the answer is 201 with the exec's record as soon as the program has started.\n\n" +
+		Detail: "`Accept` selects the answer: one JSON document when the program has ended (the default), with `application/x-ndjson` one line an event, " +
+			"or with `application/vnd.sandboxd.stream` [frames](frames.md), which cost the least. With `detach` the answer is 201 with the exec's record as soon as the program has started.\n\n" +
 			"A program that exits 3 is a result, not an error. When the timeout ends or the client leaves, everything that the exec started is killed. " +
 			"A buffered answer keeps `output_limit` bytes of each stream (1 MiB, at most 16 MiB) and drops the rest.\n\n" +
 			"At most 32 detached execs run in a sandbox, its main process included, and the 32 that ended last are kept for an hour. " +
@@ -242,8 +293,22 @@ var Operations = []Operation{
 		Answers: []Answer{
 			ok(api.ExecResult{Exit: api.Exit{Code: 3}, Usage: usage, Stdout: "hi\n"}),
 			lines(api.ExecEvent{PID: 7, Exec: "9b1e6c"}, api.ExecEvent{Stream: "stdout", Text: "hi\n"}, api.ExecEvent{Exit: &api.Exit{Code: 3}, Usage: &usage}),
+			{Status: 200, Type: api.TypeStream},
 			{Status: 201, Type: api.TypeJSON, Value: detached, Detail: "A detached exec has started."},
 		},
+	},
+	{
+		ID: "execPipes", Method: "POST", Path: "/v1/sandboxes/{id}/exec/pipes", Tag: "Execs", Summary: "Run a program and get the ends of its pipes",
+		Detail: "With `Connection: Upgrade` and `Upgrade: sandboxd-pipes` the answer is 101 and [frames](frames.md#pipes); descriptors come with the first. " +
+			"Output goes from the program to the client, and not through the daemon. " +
+			"`client` and `daemon` are the pids at both ends of the connection: if the daemon sees others, as behind a proxy, it answers `invalid_argument` and starts nothing. " +
+			"The request has no `tty` and no `detach`; with `stdin_open` stdin's end comes too.",
+		Query: []Parameter{
+			{Name: "client", Type: "integer", Required: true, Detail: "Process that made the connection."},
+			{Name: "daemon", Type: "integer", Required: true, Detail: "Process that listens, as the client's kernel says (`SO_PEERCRED`)."},
+		},
+		Body:    jsonBody(api.ExecRequest{Argv: []string{"sh", "-c", "echo hi; exit 3"}, Timeout: 10}),
+		Answers: []Answer{{Status: 101, Detail: "Frames, and descriptors."}},
 	},
 	{
 		ID: "interactiveExec", Method: "GET", Path: "/v1/sandboxes/{id}/exec", Tag: "Execs", Summary: "Run a program interactively, over a WebSocket",
@@ -436,6 +501,14 @@ var Operations = []Operation{
 		Answers: []Answer{lines(
 			api.BuildEvent{Step: 1, Steps: 2, Stage: "0", Line: 1, Text: "FROM " + toolImage, Status: api.BuildDone},
 			api.BuildEvent{Stream: "stdout", Output: "hi\n"}, api.BuildEvent{Image: &stored})},
+	},
+
+	{
+		ID: "listNetworks", Method: "GET", Path: "/v1/networks", Tag: "Networks", Summary: "List named networks",
+		Detail: "Those of the caller that a sandbox names in `network.join`, by name, with the sandboxes in them and their addresses.",
+		Answers: []Answer{ok(api.NetworkList{Networks: []api.NamedNetwork{{Name: "back", Sandboxes: []api.NetworkMember{
+			{ID: running.ID, Name: "work", State: api.StateRunning, Address: "198.18.37.4"},
+		}}}})},
 	},
 
 	{

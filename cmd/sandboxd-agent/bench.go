@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -415,7 +416,7 @@ func (o *benchOptions) models(ctx context.Context, opts *bench.Options, run *age
 	}
 	var judge agent.Options
 	err := flags.resolve(ctx, &judge, own, ownEnv, note, agent.RunEvent{}, 0)
-	if err == nil && o.judgeKey == "" && judge.BaseURL == first(run.BaseURL, settings.LLMBaseURL, getenv("LLM_BASE_URL")) {
+	if (err == nil || errors.Is(err, errNoKey)) && o.judgeKey == "" && judge.BaseURL == first(run.BaseURL, settings.LLMBaseURL, getenv("LLM_BASE_URL")) {
 		flags.apiKey, judge = o.apiKey, agent.Options{}
 		err = flags.resolve(ctx, &judge, settings, getenv, note, agent.RunEvent{}, 0)
 	}
@@ -431,16 +432,9 @@ func (o *benchOptions) models(ctx context.Context, opts *bench.Options, run *age
 // printBench writes the results as a table.
 func printBench(w io.Writer, r *bench.Results) error {
 	row := func(s *bench.Summary, name string) []string {
-		cost := "-"
-		if s.Usage.CostUSD > 0 {
-			cost = fmt.Sprintf("$%.4f", s.Usage.CostUSD)
-		}
-		if s.Usage.UnpricedCalls > 0 {
-			cost += " (+?)"
-		}
 		return []string{
 			cmdline.Printable(name), strconv.Itoa(s.Total), fmt.Sprintf("%.4f", s.Mean), fmt.Sprintf("%.4f - %.4f", s.Low, s.High), strconv.Itoa(s.Errors), strconv.Itoa(s.Steps),
-			strconv.Itoa(s.Usage.PromptTokens + s.Usage.CompletionTokens), cost,
+			strconv.Itoa(s.Usage.PromptTokens + s.Usage.CompletionTokens), agent.CostText(s.Usage.CostUSD, s.Usage.UnpricedCalls),
 		}
 	}
 	rows := [][]string{{"DOMAIN", "PROBLEMS", "MEAN", "95%", "ERRORS", "STEPS", "TOKENS", "COST"}}

@@ -62,7 +62,7 @@ func hostileRun(address string) (*agent.Summary, *agent.Trajectory) {
 		ExitReason: agent.ExitMaxSteps, ExitDetail: "detail " + bad, Model: bad, ModelSource: bad, Image: bad, SandboxID: bad, StartedAt: began, FinishedAt: &began,
 		Budget: agent.Budget{Turns: 10, Time: time.Hour, Cost: 1}, Spent: agent.Spent{Turns: 2, Tokens: 1234, Cost: 0.25, Time: time.Minute}, ToolCalls: 2, Denied: 1,
 		Fork:    &agent.ForkOrigin{Dir: bad, Turn: 1},
-		Outputs: &agent.Outputs{Entries: 1, Bytes: 7, Files: []agent.Output{{Path: "output " + bad, Type: api.FileType(bad), Size: 7, Stays: bad}}},
+		Outputs: &agent.Outputs{Entries: 1, Bytes: 7, Files: []agent.Output{{Path: "output " + bad, Type: api.FileType(bad), Size: 7, Stays: bad}}, Elsewhere: []agent.Output{{Path: "elsewhere " + bad, Type: api.FileType(bad), Stays: bad}}, ElsewhereEntries: 1},
 		Output:  &agent.Collected{Entries: 1, Bytes: 7, Files: []agent.CollectedFile{{Path: "came " + bad, Size: 7, Media: bad, Digest: bad}}, Skipped: []string{"skipped " + bad}},
 	}}
 	return s, t

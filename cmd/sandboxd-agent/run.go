@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -40,7 +41,7 @@ the results are handed back.`,
 		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newRun(d), newList(d), newShow(d), newResume(d), newFork(d), newReplay(d), newRm(d), newBench(d),
+	cmd.AddCommand(newRun(d), newList(d), newShow(d), newLogs(d), newCancel(d), newResume(d), newFork(d), newReplay(d), newRm(d), newBench(d),
 		newWorker(d))
 	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
@@ -64,6 +65,8 @@ type runOptions struct {
 	extraBody              string
 	snapshotTurns          bool
 	outputDeny             []string
+	outputLinks            bool
+	collect                []string
 	outputLimit, fileLimit cmdline.Size
 	memory                 cmdline.Size
 	cpus                   float64
@@ -252,6 +255,8 @@ func (o *runOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.snapshotTurns, "snapshot_turns", false, "take a snapshot after each turn, for resume and fork")
 	o.policyFlags.addFlags(f)
 	f.StringArrayVar(&o.outputDeny, "output_deny", nil, "`pattern` of output that stays in the sandbox, such as '**/*.so'; may be repeated")
+	f.StringArrayVar(&o.collect, "collect", nil, "`path` in the sandbox that is collected beside the output directory; may be repeated")
+	f.BoolVar(&o.outputLinks, "output_links", false, "keep links of the output that lead out of it: on this host they lead to its own files")
 	f.Var(&o.outputLimit, "output_limit", "maximum bytes of output (default 4GiB)")
 	f.Var(&o.fileLimit, "output_file_limit", "maximum bytes of an output file; larger ones stay in the sandbox")
 	f.VarP(&o.memory, "memory", "m", "maximum memory of the sandbox, such as 2g")
@@ -406,6 +411,13 @@ func printResult(res *agent.Result, asJSON bool, stdout, stderr io.Writer) error
 		for _, s := range res.Output.Skipped {
 			fmt.Fprintf(stderr, "left out: %s\n", cmdline.Printable(s))
 		}
+		for _, path := range slices.Sorted(maps.Keys(res.Output.Elsewhere)) {
+			c := res.Output.Elsewhere[path]
+			fmt.Fprintf(stderr, "collected: %s in %s/collected (%d entries, %d bytes)\n", cmdline.Printable(path), res.Dir, c.Entries, c.Bytes)
+			for _, s := range c.Skipped {
+				fmt.Fprintf(stderr, "left out: %s\n", cmdline.Printable(s))
+			}
+		}
 	}
 	if res.Kept != "" {
 		fmt.Fprintf(stderr, "kept: sandbox %s, stopped\n", res.Kept)
@@ -432,7 +444,7 @@ func (o *runOptions) resolve(ctx context.Context, changed func(string) bool, get
 		Query: o.query, Image: o.image, InputDir: o.inputDir, OutputDir: o.outputDir, MaxTokensPerCall: o.maxTokens,
 		Limits:       api.Limits{Memory: o.memory.Bytes, CPUs: o.cpus, Pids: o.pids},
 		SaveRequests: o.saveResponses, SnapshotTurns: o.snapshotTurns, KeepInterrupted: o.keepInterrupted,
-		Collect: agent.CollectLimits{Bytes: o.outputLimit.Bytes, File: o.fileLimit.Bytes, Deny: o.outputDeny},
+		Collect: agent.CollectLimits{Bytes: o.outputLimit.Bytes, File: o.fileLimit.Bytes, Deny: o.outputDeny, Links: o.outputLinks, Paths: o.collect},
 	}
 	var err error
 	if run.Budget, err = o.budget(changed); err != nil {
@@ -537,6 +549,10 @@ func (o *modelFlags) resolve(ctx context.Context, run *agent.Options, settings a
 	if err != nil {
 		return err
 	}
+	run.BaseURL = server.BaseURL()
+	if key == "" && llm.RequiresKey(run.BaseURL) {
+		return cmdline.Usagef("%w %s: set LLM_API_KEY or %s, or give it in a settings file or with --api_key", errNoKey, run.BaseURL, provider.KeyName)
+	}
 	prices, err := llm.LoadPrices(o.prices)
 	if err != nil {
 		return err
@@ -544,10 +560,14 @@ func (o *modelFlags) resolve(ctx context.Context, run *agent.Options, settings a
 	if price, known := prices.Of(wireName); known {
 		run.Price = &price
 	}
-	run.LLMName, run.ModelName, run.BaseURL, run.Secrets = name, wireName, server.BaseURL(), append(run.Secrets, key)
+	run.LLMName, run.ModelName, run.Secrets = name, wireName, append(run.Secrets, key)
 	run.Model = &llm.Retry{Model: server, Retries: o.retries, Notice: note}
 	return nil
 }
+
+// errNoKey is part of the error for a server that answers no call without a key. It is found before
+// a sandbox is created.
+var errNoKey = errors.New("there is no key for the model at")
 
 // first returns the first text that is not empty.
 func first(texts ...string) string {

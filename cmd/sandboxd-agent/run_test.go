@@ -72,7 +72,7 @@ func TestAgentFlags(t *testing.T) {
 		"openai/responses/gpt-5":  "OpenAI Responses at http://localhost:8000/v1",
 		"hosted_vllm/x":           "OpenAI-compatible server at http://localhost:8000/v1",
 	} {
-		if got := get(nil, "--query", "q", "--llm_name", name).Model.Describe(); got != want {
+		if got := get(map[string]string{"ANTHROPIC_API_KEY": "k"}, "--query", "q", "--llm_name", name).Model.Describe(); got != want {
 			t.Errorf("%s is %q", name, got)
 		}
 	}
@@ -116,6 +116,7 @@ func TestAgentFlags(t *testing.T) {
 		{[]string{"--query", "q", "--llm_name", "m", "--max_total_tokens", "-1"}, "--max_total_tokens -1"},
 		{[]string{"--query", "q", "--llm_name", "azure/x"}, "--llm_base_url is required for azure/x"},
 		{[]string{"--query", "q", "--llm_name", "m", "--prices", "missing"}, "open prices: open missing"},
+		{[]string{"--query", "q", "--llm_name", "anthropic/x"}, "there is no key for the model at https://api.anthropic.com: set LLM_API_KEY or ANTHROPIC_API_KEY"},
 		{[]string{"--query", "q", "--llm_name", "m", "--llm_base_url", "localhost"}, "model base URL"},
 		{[]string{"--query", "q", "--llm_name", "m", "--max_steps", "0"}, "--max_steps 0"},
 		{[]string{"--query", "q", "--llm_name", "m", "--temperature", "NaN"}, "--temperature NaN"},
@@ -200,6 +201,7 @@ func TestAgentRunFailures(t *testing.T) {
 		{"no model", "--llm_name is required", []string{"--query", "q"}, 2},
 		{"unknown flag", "unknown flag", []string{"--nope"}, 2},
 		{"no input", "input directory", []string{"--query", "q", "--llm_name", "m", "--input_dir", "missing"}, 125},
+		{"no key", "set LLM_API_KEY or OPENAI_API_KEY", []string{"--query", "q", "--llm_name", "m", "--llm_base_url", "https://api.openai.com/v1"}, 2},
 		{"no image", "pull missing", []string{"--query", "q", "--llm_name", "m", "--image", "missing"}, 125},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

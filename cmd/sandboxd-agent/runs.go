@@ -12,10 +12,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/agent"
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-const exitReplay = `  0    every observation was as recorded
+const exitReplay = `  0    every observation was as recorded, but for times
   1    some differ
   2    the command line is wrong
   125  sandboxd itself failed; stderr says how and what to do`
@@ -37,45 +38,53 @@ func newList(d cmdline.Deps) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List runs",
-		Long: `List the runs in a directory. A run that is "stopped" has no process and no end:
-its agent was killed, and "sandboxd agent resume" goes on with it.`,
+		Long: `List the runs in a directory ("here"), and those that a running daemon hosts
+("daemon"). A run that is "stopped" has no process and no end: its agent was
+killed, and "sandboxd agent resume" goes on with it.`,
 		Args: cmdline.UsageArgs(cobra.NoArgs),
-		RunE: func(*cobra.Command, []string) error { return exitOurs(runList(opts, d)) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return runList(cmd.Context(), opts, d) },
 	}
 	opts.addFlags(cmd.Flags(), "the list")
 	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
-func runList(opts runFlags, d cmdline.Deps) error {
+func runList(ctx context.Context, opts runFlags, d cmdline.Deps) error {
 	runs, err := agent.ListRuns(opts.outputDir)
 	if err != nil {
 		return err
+	}
+	hosted, err := hostedRuns(ctx, d)
+	if err != nil { // the others are listed all the same
+		noteTo(d)("the runs that the daemon hosts are not listed: " + err.Error())
 	}
 	if opts.json {
 		if runs == nil {
 			runs = []agent.Summary{}
 		}
-		return cmdline.PrintJSON(d.Stdout, map[string]any{"runs": runs})
+		if hosted == nil {
+			hosted = []api.AgentRun{}
+		}
+		return cmdline.PrintJSON(d.Stdout, map[string]any{"runs": runs, "hosted": hosted})
 	}
-	rows := [][]string{{"RUN", "STATE", "TURNS", "CALLS", "DENIED", "TOKENS", "COST", "MODEL", "TASK"}}
+	rows := [][]string{{"RUN", "WHERE", "STATE", "TURNS", "CALLS", "DENIED", "TOKENS", "COST", "MODEL", "TASK"}}
 	for i := range runs {
 		s := &runs[i]
 		if s.Error != "" {
-			rows = append(rows, []string{filepath.Base(s.Dir), "unreadable", "", "", "", "", "", "", s.Error})
+			rows = append(rows, []string{filepath.Base(s.Dir), "here", "unreadable", "", "", "", "", "", "", s.Error})
 			continue
 		}
 		state := string(s.State)
 		if s.State == agent.RunEnded {
 			state = string(s.ExitReason)
 		}
-		cost := "-"
-		if s.Spent.Cost > 0 {
-			cost = fmt.Sprintf("$%.4f", s.Spent.Cost)
-		}
+		cost := agent.CostText(s.Spent.Cost, s.Unpriced)
 		rows = append(rows, []string{
-			filepath.Base(s.Dir), state, strconv.Itoa(s.Turns), strconv.Itoa(s.Calls), strconv.Itoa(s.Denied), strconv.Itoa(s.Spent.Tokens), cost, s.Model, agent.OneLine(s.Query, 60),
+			filepath.Base(s.Dir), "here", state, strconv.Itoa(s.Turns), strconv.Itoa(s.Calls), strconv.Itoa(s.Denied), strconv.Itoa(s.Spent.Tokens), cost, s.Model, agent.OneLine(s.Query, 60),
 		})
+	}
+	for i := range hosted {
+		rows = append(rows, hostedRow(&hosted[i]))
 	}
 	return cmdline.Table(d.Stdout, rows)
 }
@@ -88,11 +97,14 @@ func newShow(d cmdline.Deps) *cobra.Command {
 		Short: "Show the turns of a run",
 		Long: `Show the turns of a run: what the model said, the tool calls with what was
 decided about them, and the observations, shortened. RUN is the run's directory,
-or its name below OUTPUT_DIR. It may still be going on. With --json the whole
-trajectory is printed, as it follows from the record; with --report it is
-written as one HTML page, which needs nothing else and runs nothing.`,
+its name below OUTPUT_DIR, or the id of a run that the daemon hosts. It may still be
+going on. With --json the whole trajectory is printed, as it follows from the
+record; with --report it is written as one HTML page, which needs nothing else and
+runs nothing.`,
 		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
-		RunE: func(_ *cobra.Command, args []string) error { return exitOurs(runShow(args[0], opts, report, d)) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runShow(cmd.Context(), args[0], opts, report, d)
+		},
 	}
 	opts.addFlags(cmd.Flags(), "the trajectory")
 	cmd.Flags().StringVar(&report, "report", "", "write the run as one HTML page to this `file`, and print nothing")
@@ -100,10 +112,17 @@ written as one HTML page, which needs nothing else and runs nothing.`,
 	return cmd
 }
 
-func runShow(ref string, opts runFlags, report string, d cmdline.Deps) error {
-	dir, err := agent.FindRun(opts.outputDir, ref)
-	if err != nil {
+func runShow(ctx context.Context, ref string, opts runFlags, report string, d cmdline.Deps) error {
+	c := d.Client()
+	defer c.Close()
+	dir, hosted, err := findRun(ctx, opts.outputDir, ref, c)
+	switch {
+	case err != nil:
 		return err
+	case hosted != nil && report != "":
+		dir = hosted.Dir // the report is made from the files, which one's own daemon keeps
+	case hosted != nil:
+		return showHosted(ctx, c, hosted, opts.json, d.Stdout)
 	}
 	if report != "" {
 		return agent.SaveReport(dir, report)
@@ -252,8 +271,9 @@ func newReplay(d cmdline.Deps) *cobra.Command {
 		Use:   "replay [flags] RUN",
 		Short: "Run the recorded tool calls of a run again and compare",
 		Long: `Run every tool call of a run again, in a new sandbox with the same image, limits
-and input, and say where the observations differ. No model is asked. (To have a
-recorded model's turns played in a new run: agent run --llm replay:FILE.)`,
+and input, and print the lines in which the observations differ. Times that mean
+the moment of a call, times of day and durations do not count. No model is asked. (To
+have a recorded model's turns played in a new run: agent run --llm replay:FILE.)`,
 		Example: `  sandboxd agent replay 20260116_143000`,
 		Args:    cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -295,6 +315,9 @@ func printReplayed(w io.Writer, r *agent.Replayed) error {
 		}
 	}
 	_, err := fmt.Fprintf(w, "%d calls of %d turns were run again; %d observations differ", r.Calls, r.Turns, len(r.Differences))
+	if err == nil && len(r.Times) > 0 {
+		_, err = fmt.Fprintf(w, "; %d more only in times", len(r.Times))
+	}
 	if err == nil && r.Unknown > 0 {
 		_, err = fmt.Fprintf(w, "; %d calls were left out, because nobody knows whether they were done", r.Unknown)
 	}

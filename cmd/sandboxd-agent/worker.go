@@ -333,7 +333,7 @@ func (w *worker) watch(path string) {
 func saveStatus(s agent.Summary) error {
 	data, err := json.Marshal(api.AgentRun{
 		ID: s.ID, Dir: s.Dir, ExitReason: string(s.ExitReason), ExitDetail: agent.OneLine(s.ExitDetail, shownQuery), Turns: s.Turns, ToolCalls: s.Calls, Denied: s.Denied,
-		Tokens: s.Spent.Tokens, Cost: s.Spent.Cost, Time: s.Spent.Time.Seconds(), CPU: s.Spent.CPU.Seconds(), Model: agent.OneLine(s.Model, 200),
+		Tokens: s.Spent.Tokens, Cost: s.Spent.Cost, UnpricedCalls: s.Unpriced, Time: s.Spent.Time.Seconds(), CPU: s.Spent.CPU.Seconds(), Model: agent.OneLine(s.Model, 200),
 		Query: agent.OneLine(s.Query, shownQuery), SandboxID: s.SandboxID, StartedAt: s.StartedAt, UpdatedAt: time.Now().UTC(),
 	})
 	if err != nil {
@@ -453,7 +453,7 @@ func startOptions(ctx context.Context, req agents.Request, a workerFlags, d cmdl
 	if limits.Memory, limits.CPUs, limits.Pids = 0, 0, 0; limits != (api.Limits{}) {
 		return run, errors.New("limits: an agent's sandbox is held by memory, cpus and pids")
 	}
-	o.snapshotTurns, o.outputDeny = r.SnapshotTurns, r.OutputDeny
+	o.snapshotTurns, o.outputDeny, o.outputLinks, o.collect = r.SnapshotTurns, r.OutputDeny, r.OutputLinks, r.Collect
 	if run, err = o.resolve(ctx, f.Changed, os.Getenv, func(string) {}); err != nil {
 		return run, err
 	}

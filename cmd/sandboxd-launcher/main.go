@@ -104,6 +104,7 @@ func open(setup *launcher.Setup, first []*os.File) (*launcher.Server, error) {
 	networks := launcher.OpenNetworks(log)
 	engine, err := libct.Open(libct.Host{
 		IDs: setup.IDs, Single: setup.Single, Cgroup: setup.Cgroup != "", Controllers: setup.Controllers, Missing: setup.Missing, Pids: setup.Pids,
+		DiskReserve: setup.DiskReserve,
 	}, ranges, networks)
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/broker"
 	"github.com/sandboxd/sandboxd/internal/cli"
 	"github.com/sandboxd/sandboxd/internal/egress"
+	"github.com/sandboxd/sandboxd/internal/hostdir"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 )
 
@@ -16,10 +17,10 @@ import (
 var version = "unknown"
 
 func main() {
-	// The program executes itself for four other purposes: as the child of a kernel probe, as the
-	// broker of a confined daemon, as the gateway of sandboxes' connections, and, copied into a
-	// sandbox, as an attack on it.
-	for _, other := range []func(args []string) (code int, handled bool){kernel.Main, broker.Main, egress.Main, attack.Main} {
+	// The program executes itself for five other purposes: as the child of a kernel probe, as the
+	// broker of a confined daemon, as the gateway of sandboxes' connections, as the child that copies
+	// a mount of the host, and, copied into a sandbox, as an attack on it.
+	for _, other := range []func(args []string) (code int, handled bool){kernel.Main, broker.Main, egress.Main, hostdir.Main, attack.Main} {
 		if code, ok := other(os.Args[1:]); ok {
 			os.Exit(code)
 		}

@@ -172,6 +172,9 @@ func supportedRun(c *instructions.RunCommand) error {
 				kind = string(mounts[0].Type)
 			}
 		}
+		if kind == "secret" || kind == "ssh" {
+			return invalidf("RUN --mount=type=%s is not supported; fetch what needs it before the build and COPY that, for a secret that is copied stays in the image", kind)
+		}
 		return invalidf("RUN --mount=type=%s is not supported; COPY what the program needs", kind)
 	}
 	if len(instructions.GetDevices(c)) > 0 {

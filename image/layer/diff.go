@@ -50,6 +50,8 @@ type DiffOptions struct {
 	// Holes leaves out the zeros of files that are mostly zeros, in a form that only [Apply] with
 	// FromDiff understands.
 	Holes bool
+	// Anonymous leaves owners out. Files may then have ids that no image can have.
+	Anonymous bool `json:",omitempty"`
 }
 
 // Diff writes the changes in the upper directories as the uncompressed tar stream of a layer:
@@ -64,7 +66,7 @@ type DiffOptions struct {
 func Diff(w io.Writer, overlays []Overlay, opts DiffOptions) (Result, error) {
 	d := newDiffer(opts.Limits)
 	d.stored = opts.Stored
-	out := &archiver{differ: d, w: tar.NewWriter(w), latest: opts.Latest.UTC(), holes: opts.Holes, links: make(map[inode]named), buf: make([]byte, 256<<10)}
+	out := &archiver{differ: d, w: tar.NewWriter(w), latest: opts.Latest.UTC(), holes: opts.Holes, anonymous: opts.Anonymous, links: make(map[inode]named), buf: make([]byte, 256<<10)}
 	d.visit = out.entry
 	if err := d.run(overlays); err != nil {
 		return Result{}, err
@@ -729,9 +731,11 @@ type archiver struct {
 	*differ
 	w      *tar.Writer
 	latest time.Time
-	holes  bool            // DiffOptions.Holes
-	links  map[inode]named // files that have several names
-	buf    []byte
+	holes  bool // DiffOptions.Holes
+	// anonymous is DiffOptions.Anonymous.
+	anonymous bool
+	links     map[inode]named // files that have several names
+	buf       []byte
 }
 
 func (a *archiver) entry(i *item) error {
@@ -887,6 +891,9 @@ func (a *archiver) file(i *item) error {
 
 // describe returns the beginning of an entry's header.
 func (a *archiver) describe(i *item, typ byte) (*tar.Header, error) {
+	if a.anonymous {
+		i.st.Uid, i.st.Gid = 0, 0
+	}
 	if i.st.Uid > maxID || i.st.Gid > maxID {
 		return nil, invalidf("its owner %d:%d is outside 0..%d, the ids of a sandbox", i.st.Uid, i.st.Gid, maxID)
 	}

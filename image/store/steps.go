@@ -17,6 +17,8 @@ type Step struct {
 	Parent string    `json:"parent,omitempty"` // chain id of the layers below
 	Layer  *Layer    `json:"layer,omitempty"`  // nil if the step changed nothing
 	UsedAt time.Time `json:"used_at"`
+	// Created is the time in an image's configuration; zero of a step that makes a layer.
+	Created time.Time `json:"created,omitzero"`
 }
 
 // ID returns the step's key in the database; see [Key].

@@ -19,7 +19,7 @@ import (
 const (
 	// Gateway is the process outside that asks the policy.
 	Gateway = "network policy"
-	// Rules are those of nf_tables in the sandbox's network namespace, and its ports and routes.
+	// Rules are the nf_tables rules of the sandbox's network namespace, with its ports and routes.
 	Rules = "network rules"
 )
 
@@ -145,7 +145,8 @@ func transports() []Attack {
 		prepared("bind-to-device", Gateway, "10.0.0.1:80", func(fd int) error { return unix.BindToDevice(fd, "lo") }),
 		{"egress-fast-open", Gateway, fastOpen},
 		{"egress-mptcp", Filter, func() error { return reachBy("10.0.0.1:80", 262, plain) }},
-		// Abstract sockets are of a network namespace; the one of a sandbox is not the host's.
+		// The names of abstract sockets belong to a network namespace: a sandbox does not see those of
+		// the host.
 		{"egress-abstract-socket", Namespaces, func() error {
 			fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
@@ -186,7 +187,7 @@ func names() []Attack {
 		question("other-server-stream", other, unix.SOCK_STREAM, dnsmessage.TypeA, attackedName),
 		question("other-server6", "[2606:4700::1111]:53", unix.SOCK_DGRAM, dnsmessage.TypeA, attackedName),
 		question("private-server", "10.0.0.1:53", unix.SOCK_DGRAM, dnsmessage.TypeA, attackedName),
-		// Whatever is no question gets no answer of the server that it was sent to.
+		// A message that is no question of DNS gets no answer from the server that it was sent to.
 		{"egress-dns-port-of-other", Gateway, func() error { return reach("1.1.1.1:53", plain) }},
 		{"egress-dns-over-tls-named", Gateway, func() error { return reach("1.1.1.1:853", clientHello("one.one.one.one")) }},
 		{"egress-dns-over-https", Gateway, func() error { return reach("1.1.1.1:443", clientHello("one.one.one.one")) }},
@@ -221,7 +222,7 @@ func services() []Attack {
 	}
 }
 
-// ownPorts are the gateway's sockets, and ports of theirs.
+// ownPorts are attempts to reach the gateway's sockets inside, and to bind their ports.
 func ownPorts() []Attack {
 	var all []Attack
 	for name, host := range map[string]string{"loopback": "127.0.0.1", "loopback6": "[::1]", "own": "192.0.2.1", "own6": "[2001:db8::1]"} {
@@ -238,8 +239,8 @@ func ownPorts() []Attack {
 	return sorted(all)
 }
 
-// sources are connections from addresses that are not the sandbox's. The rules refuse them before
-// the gateway sees any: they work where one is accepted.
+// sources are connections from addresses that do not belong to the sandbox. The rules refuse them
+// before the gateway sees any: such an attack works if the connection is accepted.
 func sources() []Attack {
 	from := func(name, source, to string) Attack {
 		return Attack{"egress-source-" + name, Rules, func() error {
@@ -248,7 +249,7 @@ func sources() []Attack {
 				if at.Addr().Is4() {
 					return unix.Bind(fd, sockaddr(at))
 				}
-				// Not local: taken by those only that may (IPV6_FREEBIND).
+				// IPv6 allows a bind to an address that is not local with IPV6_FREEBIND only.
 				if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1); err != nil {
 					return err
 				}
@@ -264,7 +265,7 @@ func sources() []Attack {
 	}
 }
 
-// power are changes of the namespace, which belongs to the launcher.
+// power are changes of the namespace, which the launcher's user namespace owns.
 func power() []Attack {
 	all := []Attack{
 		{"egress-delete-route", Capabilities, func() error { return changeRoute(unix.RTM_DELROUTE, unix.AF_INET) }},
@@ -377,7 +378,7 @@ func writeBack(file string) error {
 	return write(file, string(bytes.TrimSpace(text)))
 }
 
-// plain is a request that is none of TLS or HTTP, which name their host.
+// plain is a request in neither TLS nor HTTP, the protocols that name their host.
 var plain = []byte("\x00sandboxd attack\n")
 
 var errNothing = errors.New("the connection ended without an answer")

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Seconds that an attack waits for an answer. Refusals come at once; only what is dropped takes
-// this long.
+// Seconds that an attack waits for an answer. Refusals come at once; a packet that is dropped costs
+// the whole time.
 const (
 	streamPatience   = 3
 	datagramPatience = 1
@@ -294,7 +294,7 @@ func ping(family int, to string) error {
 	if _, err := again(func() (int, error) { return unix.Write(fd, request) }); err != nil {
 		return err
 	}
-	// A raw socket hears the request first, where all addresses are its own host's.
+	// Where all addresses are local, a raw socket first receives the request itself.
 	for range 4 {
 		answer := make([]byte, 128)
 		n, err := again(func() (int, error) { return unix.Read(fd, answer) })
@@ -311,7 +311,7 @@ func ping(family int, to string) error {
 	return errNothing
 }
 
-// bind takes a port that is the gateway's.
+// bind takes a port of the gateway's sockets.
 func bind(kind int, to string) error {
 	at := netip.MustParseAddrPort(to)
 	fd, err := socketTo(at, kind, 0, streamPatience)
@@ -331,7 +331,7 @@ func bind(kind int, to string) error {
 	return nil
 }
 
-// clientHello returns the first bytes of TLS to a server; without a name they have none.
+// clientHello returns the first bytes of TLS to a server, without a server name if name is empty.
 func clientHello(name string) []byte {
 	ours, theirs := net.Pipe()
 	go func() {

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ports that [Everything] answers on, and those that only DNS is asked on.
+// Ports that [Everything] answers on. dnsPorts answer questions of DNS only.
 var (
 	streamPorts   = []int{1, servicePort, 22, 80, 443, 853}
 	datagramPorts = []int{123, 443, 5353}
@@ -26,9 +26,9 @@ var (
 // World is a network namespace in which everything answers.
 type World struct{ open []io.Closer }
 
-// Everything makes the calling thread's network namespace, which must be new, one in which every
-// address is local and servers answer at all of them: the surroundings in which attacks of [Egress]
-// work, and in which those would show that a gateway let pass.
+// Everything fills the calling thread's network namespace, which must be new: every address is
+// local, and servers answer at all of them. Attacks of [Egress] work there. A gateway that lets one
+// pass lets it reach an answer there.
 func Everything() (*World, error) {
 	w := new(World)
 	if err := w.fill(); err != nil {
@@ -149,7 +149,7 @@ func serve(l net.Listener, one func(net.Conn)) {
 	}
 }
 
-// receive answers datagrams to a port at every address, those to many included.
+// receive answers datagrams to a port at every address, multicast and broadcast included.
 func (w *World) receive(listen *net.ListenConfig, port int, answer func([]byte) []byte) error {
 	for _, network := range []string{"udp4", "udp6"} {
 		p, err := listen.ListenPacket(context.Background(), network, ":"+strconv.Itoa(port))
@@ -205,11 +205,11 @@ func answerStreamedQuestion(c net.Conn) {
 	if err != nil {
 		return
 	}
-	answer := answerQuestion(packet[min(n, 2):n]) // behind its length; what is no question gets an answer too
+	answer := answerQuestion(packet[min(n, 2):n]) // behind its length; other bytes than a question get an answer too
 	_, _ = c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...))
 }
 
-// answerQuestion answers whatever DNS is asked with a record.
+// answerQuestion answers any question of DNS with a record.
 func answerQuestion(packet []byte) []byte {
 	var m dnsmessage.Message
 	if err := m.Unpack(packet); err != nil || len(m.Questions) != 1 {

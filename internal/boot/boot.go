@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -51,11 +52,11 @@ func Serve(ctx context.Context, o Options) (err error) {
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("mark inherited descriptors close-on-exec: %w", err)
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: o.LogLevel}))
-	for _, name := range o.Require {
-		if requirements[name] == nil {
-			return optionErrorf("--require %q: want some of cgroup, ids, landlock, nocorepipe, subids", name)
-		}
+	level := new(slog.LevelVar)
+	level.Set(o.LogLevel)
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	if err := o.checkRequire(); err != nil {
+		return err
 	}
 	registries, err := o.registries()
 	if err != nil {
@@ -97,19 +98,24 @@ func Serve(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
+	disk, err := service.MeasureDisk(o.DataDir)
+	if err != nil {
+		return errors.Join(err, subtree.Abandon())
+	}
 	options := launcher.Options{
 		DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Launcher: programs.launcher, Init: programs.init,
-		IDs: ids, Cgroup: subtree, Version: o.Version,
+		IDs: ids, Cgroup: subtree, Version: o.Version, Mounts: o.mounts(), DiskReserve: disk.Reserve(o.DiskReserve),
 	}
 	// Start the broker before confinement and before anything hostile is read, so that it keeps our
 	// privileges.
-	helper, err := broker.Start(ctx, broker.Config{Launcher: options, Name: name, Agents: hosted})
+	helper, err := broker.Start(ctx, broker.Config{Launcher: options, Name: name, Agents: hosted, Services: o.Services, ConfigFiles: o.ConfigFiles})
 	if err != nil {
 		return errors.Join(err, subtree.Abandon())
 	}
 	defer func() { err = errors.Join(err, helper.Close()) }() // last, because it removes the cgroups
 	defer reportGone(ctx, helper, log)()
 	options.Start, options.MountRange = helper.StartLauncher, helper.MountRange
+	options.OpenMount, options.MountWorkspace = helper.OpenMount, helper.MountWorkspace
 	var l *launcher.Client
 	undo := helper.AbandonCgroups
 	defer func() {
@@ -201,10 +207,8 @@ func Serve(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, p := range o.Pools {
-		if _, err := profiles.Get(p.Profile); err != nil {
-			return optionErrorf("--pool %s=%d,%s: %w", p.Image, p.Size, p.Profile, err)
-		}
+	if err := o.checkPools(profiles); err != nil {
+		return err
 	}
 	known, err := o.readSecrets()
 	if err != nil {
@@ -231,14 +235,13 @@ func Serve(ctx context.Context, o Options) (err error) {
 				cfg.Start, cfg.Log = helper.StartGateway, log
 				return egress.Start(ctx, cfg)
 			},
-			NetworkCeiling: o.NetworkCeiling, Secrets: known,
+			NetworkCeiling: o.NetworkCeiling, Secrets: known, Sockets: slices.Sorted(maps.Keys(o.Services)), DialSocket: helper.DialService,
 			Agents: agents.New(agents.Options{
 				Dir: hosted.Runs, Max: o.AgentRuns, Start: helper.StartAgent, Signal: helper.SignalAgent, Log: log,
 			}),
 			Pools: o.Pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
-			AgentAge: o.AgentAge, AgentLimit: o.AgentLimit,
-			EndedAge: o.EndedAge, EndedLimit: o.EndedLimit, SnapshotAge: o.SnapshotAge,
-			DiskReserve: o.DiskReserve, Room: room,
+			RetentionLimits: o.retention(),
+			DiskReserve:     o.DiskReserve, Room: room,
 			Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, Log: log,
 		},
 		Tenants: tenants, Lock: lock, IdleExit: o.IdleExit,
@@ -263,6 +266,8 @@ func Serve(ctx context.Context, o Options) (err error) {
 	if err := releaseStart(program); err != nil {
 		log.Warn("the daemon stays larger than it needs to be", "error", err)
 	}
+	reloading := reloader{options: o, level: level, read: helper.ReadConfig, service: d.Service(), log: log}
+	defer reloading.watch(ctx)()
 	debug.FreeOSMemory() // start-up leaves garbage, profiles and certificates; an idle daemon would hold it for minutes
 	return d.Serve(ctx)
 }

@@ -12,8 +12,10 @@ import (
 	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/internal/broker"
 	"github.com/sandboxd/sandboxd/internal/daemon"
+	"github.com/sandboxd/sandboxd/internal/hostdir"
 	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/netns/policy"
+	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 )
 
 // Options configure the daemon. There are few on purpose: settings that differ between sandboxes
@@ -70,6 +72,8 @@ type Options struct {
 	// NetworkCeiling bounds all network policies. Nil means no bound; tenants may then allow everything
 	// public.
 	NetworkCeiling *policy.Policy
+	// Services are the host's Unix sockets that policies may open, the paths by name.
+	Services map[string]string
 	// Secrets is a file of secrets that the gateway puts into requests; empty means none.
 	Secrets string
 	// Profiles is a directory of security profiles beside the embedded ones; empty means none.
@@ -83,6 +87,9 @@ type Options struct {
 	// the oldest are removed first.
 	AgentAge   time.Duration
 	AgentLimit int64
+	// MountRoots are directories of the host, in the form of [hostdir.Root], below which sandboxes may
+	// have mounts; empty means none.
+	MountRoots []string
 	// AgentInputs lists the directories, without symbolic links, that hosted runs may read below;
 	// empty means none.
 	AgentInputs []string
@@ -90,6 +97,54 @@ type Options struct {
 	Mirrors            []string // REGISTRY=MIRROR each
 	InsecureRegistries []string // registries that may use plain HTTP or unverified certificates
 	RegistryCAs        []string // PEM files of certificates that are trusted for registries
+
+	// ConfigFiles are the files that Reload takes, of which any may be missing. Each message on
+	// Hangup makes the daemon read them again. A nil Reload means never.
+	ConfigFiles []string
+	Hangup      <-chan struct{}
+	// Reload returns the options with the contents of ConfigFiles, and the names of settings that
+	// differ from those in effect. Those that [Reloadable] does not name need a restart.
+	Reload func(contents map[string][]byte) (o Options, changed []string, err error)
+}
+
+// Check reports options that would keep a daemon from starting, except those that only a start can
+// find.
+func Check(o *Options) error {
+	if err := o.checkRequire(); err != nil {
+		return err
+	}
+	if _, err := o.registries(); err != nil {
+		return err
+	}
+	if _, err := o.parseTenants(); err != nil {
+		return err
+	}
+	if _, err := o.readSecrets(); err != nil {
+		return err
+	}
+	profiles, _, err := OpenProfiles(o.Profiles)
+	if err != nil {
+		return err
+	}
+	return o.checkPools(profiles)
+}
+
+func (o *Options) checkRequire() error {
+	for _, name := range o.Require {
+		if requirements[name] == nil {
+			return optionErrorf("--require %q: want some of cgroup, ids, landlock, nocorepipe, subids", name)
+		}
+	}
+	return nil
+}
+
+func (o *Options) checkPools(profiles *ociprofiles.Set) error {
+	for _, p := range o.Pools {
+		if _, err := profiles.Get(p.Profile); err != nil {
+			return optionErrorf("--pool %s=%d,%s: %w", p.Image, p.Size, p.Profile, err)
+		}
+	}
+	return nil
 }
 
 // Pool is a warm pool of sandboxes of one image and profile.
@@ -110,6 +165,15 @@ var requirements = map[string]func(e api.Enforced) bool{
 	"ids":        func(e api.Enforced) bool { return e.IDs == api.IDsOwn },
 	"landlock":   func(e api.Enforced) bool { return e.Landlock > 0 },
 	"cgroup":     func(e api.Enforced) bool { return e.Memory == "cgroup" && e.CPU == "cgroup" && e.Pids == "cgroup" },
+}
+
+// mounts returns what of the host sandboxes may have.
+func (o *Options) mounts() hostdir.Config {
+	c := hostdir.Config{Roots: o.MountRoots, Own: []string{o.DataDir, o.RuntimeDir}, Kept: []string{filepath.Dir(o.Socket)}}
+	for _, f := range o.ConfigFiles {
+		c.Kept = append(c.Kept, filepath.Dir(f))
+	}
+	return c
 }
 
 // agents returns the configuration of hosted agent runs.

@@ -37,9 +37,8 @@ func programMappings() ([]mapping, error) {
 }
 
 // releaseStart gives back the pages of the program that its start has read. An idle daemon does not
-// need most of them again. They are the file's, which the kernel still has, so that a page that is
-// needed is mapped anew. It is mapped alone: where the file is in huge pages, each would bring 2
-// MiB.
+// need most of them again. The kernel keeps the file, so that a page that is needed is mapped anew.
+// It is mapped alone: where the file is in huge pages, each would bring 2 MiB.
 func releaseStart(program []mapping) error {
 	for _, m := range program {
 		// Kernels without huge pages do not know the advice.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -21,9 +22,11 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/doctor"
 	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
@@ -33,6 +36,9 @@ const brokerArg = "broker"
 // Main runs a broker if the arguments ask for one. Every program that calls [Start] calls Main
 // first.
 func Main(args []string) (code int, handled bool) {
+	if slices.Equal(args, launcher.WorkspaceArgs) {
+		return launcher.WorkspaceMain(os.Stdin, os.Stderr), true
+	}
 	if len(args) != 1 || args[0] != brokerArg {
 		return 0, false
 	}
@@ -98,7 +104,12 @@ func (b *broker) handlers() map[string]handler {
 		requestStartAgent:   b.startAgent,
 		requestSignalAgent:  handle(b.signalAgent),
 		requestStartGateway: b.startGateway,
+		requestOpenMount:    b.openMount,
 		requestMountRange:   b.mountRange,
+		requestDialService:  b.dialService,
+
+		requestMountWorkspace: b.mountWorkspace,
+		requestReadConfig:     handle(b.readConfig),
 	}
 }
 
@@ -120,6 +131,13 @@ func (b *broker) configure(_ context.Context, cfg Config) (none, error) {
 	// files, and an upgrade must not mix versions.
 	b.program, b.programErr = os.OpenFile(cfg.Agents.Program, unix.O_PATH|unix.O_CLOEXEC, 0)
 	return none{}, nil
+}
+
+// readConfig reads the config files that the first request named. A daemon that was taken over
+// learns what it was started with, or will be.
+func (b *broker) readConfig(context.Context, none) (map[string][]byte, error) {
+	cfg, _ := b.config()
+	return config.ReadAll(cfg.ConfigFiles)
 }
 
 func (b *broker) adoptLauncher(_ context.Context, pid int) (_ none, err error) {
@@ -320,6 +338,93 @@ func (b *broker) mountRange(ctx context.Context, args json.RawMessage, files []*
 		return nil, fmt.Errorf("send the mounts of range %d: %w", number, err)
 	}
 	return none{}, nil
+}
+
+// openMount makes a mount of the host's files for a sandbox. A daemon that was taken over gets what
+// lies below the roots that the operator named, and nothing else.
+func (b *broker) openMount(ctx context.Context, args json.RawMessage, files []*os.File) (any, error) {
+	var req launcher.MountRequest
+	if err := decodeStrict(args, &req); err != nil {
+		return nil, fmt.Errorf("decode: %w", err)
+	}
+	return b.giveMount(files, func(o launcher.Options) (*os.File, error) { return launcher.OpenMount(ctx, o, req) })
+}
+
+// mountWorkspace makes the mount of a workspace, for the launcher. A daemon that was taken over
+// names any directory of the user outside sandboxd's own, and reads it in a sandbox: it can change
+// nothing there.
+func (b *broker) mountWorkspace(ctx context.Context, args json.RawMessage, files []*os.File) (any, error) {
+	var w launcher.WorkspaceMount
+	if err := decodeStrict(args, &w); err != nil {
+		return nil, fmt.Errorf("decode: %w", err)
+	}
+	return b.giveMount(files, func(o launcher.Options) (*os.File, error) { return launcher.MountWorkspace(ctx, o, w) })
+}
+
+// giveMount makes a mount and sends it through the one file. That a source may not be mounted is an
+// answer.
+func (b *broker) giveMount(files []*os.File, open func(o launcher.Options) (*os.File, error)) (any, error) {
+	if len(files) != 1 {
+		return nil, fmt.Errorf("want one socket to send the mount to, got %d files", len(files))
+	}
+	b.mu.Lock()
+	cfg, configured := b.cfg, b.configured
+	b.mu.Unlock()
+	if !configured {
+		return nil, errors.New("make a mount: the broker is not configured")
+	}
+	m, err := open(cfg.Launcher)
+	if errors.Is(err, runtime.ErrMount) {
+		return mounted{Refused: err.Error()}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	if err := unix.Sendmsg(int(files[0].Fd()), []byte{0}, unix.UnixRights(int(m.Fd())), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
+		return nil, fmt.Errorf("send the mount: %w", err)
+	}
+	return mounted{}, nil
+}
+
+// dialService connects to a Unix socket that the operator named. A daemon that was taken over
+// chooses a name: the paths are fixed.
+func (b *broker) dialService(ctx context.Context, args json.RawMessage, files []*os.File) (any, error) {
+	var name string
+	if err := decodeStrict(args, &name); err != nil {
+		return nil, fmt.Errorf("decode: %w", err)
+	}
+	if len(files) != 1 {
+		return nil, fmt.Errorf("want one socket to send the connection to, got %d files", len(files))
+	}
+	cfg, _ := b.config()
+	path, ok := cfg.Services[name]
+	if !ok {
+		return nil, errors.New("the operator has named no such socket")
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, pathless(err)
+	}
+	defer conn.Close()
+	f, err := conn.(*net.UnixConn).File() //nolint:forcetypeassert // of the network unix
+	if err != nil {
+		return nil, pathless(err)
+	}
+	defer f.Close()
+	if err := unix.Sendmsg(int(files[0].Fd()), []byte{0}, unix.UnixRights(int(f.Fd())), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
+		return nil, fmt.Errorf("send the connection: %w", err)
+	}
+	return none{}, nil
+}
+
+// pathless returns the kernel's reason for the failure of a connection. Sandboxes read it, and must
+// not learn the path.
+func pathless(err error) error {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		return errno
+	}
+	return errors.New("the socket cannot be reached")
 }
 
 // handler handles a request. Its files are closed afterwards.

@@ -18,7 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/hostdir"
 	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
 // ErrGone is the error of every request to a broker that has ended.
@@ -41,6 +43,10 @@ type Config struct {
 	// Name is the name of the daemon's cgroups.
 	Name   string `json:"name"`
 	Agents Agents `json:"agents"`
+	// Services are the paths of the host's Unix sockets that sandboxes may reach, by name.
+	Services map[string]string `json:"services,omitempty"`
+	// ConfigFiles are the files that the daemon may have read again.
+	ConfigFiles []string `json:"config_files,omitempty"`
 }
 
 // Agents describes the processes of hosted agent runs.
@@ -58,6 +64,7 @@ type Agents struct {
 type Client struct {
 	conn  *net.UnixConn
 	ended chan struct{}
+	dials chan struct{} // places of requests to connect to services: sandboxes make these
 
 	mu     sync.Mutex
 	closed bool
@@ -77,7 +84,7 @@ func Start(ctx context.Context, cfg Config) (*Client, error) {
 }
 
 func start(args ...string) (*Client, error) {
-	ours, theirs, err := socketpair(unix.SOCK_SEQPACKET)
+	ours, theirs, err := unixmsg.Pair(unix.SOCK_SEQPACKET, "broker")
 	if err != nil {
 		return nil, fmt.Errorf("start broker: %w", err)
 	}
@@ -93,7 +100,7 @@ func start(args ...string) (*Client, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("start broker: %w", err), conn.Close())
 	}
-	c := &Client{conn: conn, ended: make(chan struct{})}
+	c := &Client{conn: conn, ended: make(chan struct{}), dials: make(chan struct{}, maxDials)}
 	go func() {
 		_ = cmd.Wait() // each later request reports the end
 		close(c.ended)
@@ -173,6 +180,12 @@ func (c *Client) Lookup(ctx context.Context, host string) (found []netip.Addr, e
 	return found, err
 }
 
+// ReadConfig returns the contents of the config files, by path. One that is missing has none.
+func (c *Client) ReadConfig(ctx context.Context) (contents map[string][]byte, err error) {
+	err = c.call(ctx, requestReadConfig, none{}, &contents)
+	return contents, err
+}
+
 // WriteHostLayer writes the layer of the host image to a file.
 func (c *Client) WriteHostLayer(ctx context.Context, to *os.File) (hostDirs []string, err error) {
 	err = c.call(ctx, requestHostLayer, none{}, &hostDirs, to)
@@ -197,7 +210,7 @@ func (c *Client) StartGateway(ctx context.Context, socket *os.File) error {
 
 // MountRange makes the mounts of a range of host ids.
 func (c *Client) MountRange(ctx context.Context, number int) ([]*os.File, error) {
-	ours, theirs, err := socketpair(unix.SOCK_SEQPACKET)
+	ours, theirs, err := unixmsg.Pair(unix.SOCK_SEQPACKET, "broker")
 	if err != nil {
 		return nil, err
 	}
@@ -213,6 +226,77 @@ func (c *Client) MountRange(ctx context.Context, number int) ([]*os.File, error)
 		return nil, fmt.Errorf("receive the mounts of range %d: %w", number, err)
 	}
 	return rights(oob[:n]), nil
+}
+
+// OpenMount makes a mount of the host's files, attached nowhere. A source that may not be mounted
+// is a [hostdir.Refusal].
+func (c *Client) OpenMount(ctx context.Context, req launcher.MountRequest) (*os.File, error) {
+	return c.mount(ctx, requestOpenMount, req, req.Source)
+}
+
+// MountWorkspace makes the mount of a workspace, like [Client.OpenMount].
+func (c *Client) MountWorkspace(ctx context.Context, w launcher.WorkspaceMount) (*os.File, error) {
+	return c.mount(ctx, requestMountWorkspace, w, w.Source)
+}
+
+func (c *Client) mount(ctx context.Context, request string, args any, source string) (*os.File, error) {
+	ours, theirs, err := unixmsg.Pair(unix.SOCK_SEQPACKET, "broker")
+	if err != nil {
+		return nil, err
+	}
+	defer ours.Close()
+	var result mounted
+	err = c.call(ctx, request, args, &result, theirs)
+	_ = theirs.Close() // the broker has a copy
+	if err != nil {
+		return nil, err
+	}
+	if result.Refused != "" {
+		return nil, &hostdir.Refusal{Reason: result.Refused}
+	}
+	oob := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(int(ours.Fd()), make([]byte, 1), oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("receive the mount of %s: %w", source, err)
+	}
+	files := rights(oob[:n])
+	if len(files) != 1 {
+		closeAll(files)
+		return nil, fmt.Errorf("receive the mount of %s: %d files have come", source, len(files))
+	}
+	return files[0], nil
+}
+
+// DialService connects to the Unix socket with this name. Few requests are under way at a time, and
+// further ones wait: sandboxes must not take the places of others.
+func (c *Client) DialService(ctx context.Context, name string) (*net.UnixConn, error) {
+	select {
+	case c.dials <- struct{}{}:
+		defer func() { <-c.dials }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	ours, theirs, err := unixmsg.Pair(unix.SOCK_SEQPACKET, "broker")
+	if err != nil {
+		return nil, err
+	}
+	defer ours.Close()
+	err = c.call(ctx, requestDialService, name, nil, theirs)
+	_ = theirs.Close() // the broker has a copy
+	if err != nil {
+		return nil, err
+	}
+	oob := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(int(ours.Fd()), make([]byte, 1), oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("receive the connection: %w", err)
+	}
+	files := rights(oob[:n])
+	if len(files) != 1 {
+		closeAll(files)
+		return nil, fmt.Errorf("receive the connection: %d files have come", len(files))
+	}
+	return unixConn(files[0])
 }
 
 // Resolve implements authn.Keychain.
@@ -265,7 +349,7 @@ func (c *Client) exchange(ctx context.Context, name string, args, result any, fi
 	if len(packet) > maxRequest || len(files) > maxFiles {
 		return fmt.Errorf("broker request %s is too large: %d bytes and %d files", name, len(packet), len(files))
 	}
-	ours, theirs, err := socketpair(unix.SOCK_STREAM)
+	ours, theirs, err := unixmsg.Pair(unix.SOCK_STREAM, "broker")
 	if err != nil {
 		return err
 	}

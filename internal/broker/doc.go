@@ -4,8 +4,9 @@
 // The daemon starts its own program a second time before it confines itself ([Start]). That
 // process ([Main]) keeps the privileges of the daemon's user. It starts launchers, the gateway and
 // processes of agent runs, removes the daemon's cgroups, probes the host, reads registry
-// credentials, resolves host names, writes the layer of the host image, and as root maps mounts of
-// the launcher's directories.
+// credentials and config files, resolves host names, connects to the Unix sockets that the operator
+// named, opens the host's directories that sandboxes may have, writes the layer of the host image,
+// and as root maps mounts of the launcher's directories.
 //
 //	daemon                                       broker
 //	  │ {"request":"NAME","args":{…}}              │

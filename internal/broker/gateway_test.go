@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
 // gatewayStandIn stands in for a gateway: it says its pid, session, arguments and environment on
@@ -36,7 +37,7 @@ func gatewayStandIn() bool {
 // startTestGateway starts a gateway and returns the daemon's end of its socket.
 func startTestGateway(t *testing.T, b *broker) (*net.UnixConn, []string) {
 	t.Helper()
-	ours, theirs, err := socketpair(unix.SOCK_SEQPACKET)
+	ours, theirs, err := unixmsg.Pair(unix.SOCK_SEQPACKET, "broker")
 	if err != nil {
 		t.Fatal(err)
 	}

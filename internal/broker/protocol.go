@@ -22,6 +22,8 @@ const (
 	maxFiles = 2
 	// maxRequests limits the requests in progress; the broker refuses more.
 	maxRequests = 64
+	// maxDials limits those of them that sandboxes cause.
+	maxDials = 8
 	// fdRequests is the broker's end of the request socket.
 	fdRequests = 3
 	// drainTimeout limits how long a broker waits for cancelled requests: some run programs that
@@ -44,8 +46,12 @@ const (
 	requestHostLayer      = "host-layer"  // takes the file to write to
 	requestStartAgent     = "start-agent" // takes the files for stdin and stdout; returns the pid
 	requestSignalAgent    = "signal-agent"
-	requestStartGateway   = "start-gateway" // takes the socket that the gateway serves
-	requestMountRange     = "mount-range"   // takes the number of a range of ids, and the socket to send its mounts to
+	requestStartGateway   = "start-gateway"   // takes the socket that the gateway serves
+	requestReadConfig     = "read-config"     // returns the contents of the config files, by path
+	requestMountRange     = "mount-range"     // takes the number of a range of ids, and the socket to send its mounts to
+	requestMountWorkspace = "mount-workspace" // takes a [launcher.WorkspaceMount], and the socket to send its mount to
+	requestOpenMount      = "open-mount"      // takes a [launcher.MountRequest], and the socket to send the mount to
+	requestDialService    = "dial-service"    // takes the name of a service, and the socket to send the connection to
 )
 
 type request struct {
@@ -56,6 +62,11 @@ type request struct {
 type answer struct {
 	Error  string          `json:"error,omitempty"`
 	Result json.RawMessage `json:"result,omitempty"`
+}
+
+// mounted is the result of requestOpenMount and requestMountWorkspace.
+type mounted struct {
+	Refused string `json:"refused,omitempty"` // the reason why that may not be mounted
 }
 
 // none is an empty argument or result.
@@ -139,14 +150,6 @@ func closeAll(files []*os.File) {
 	for _, f := range files {
 		_ = f.Close()
 	}
-}
-
-func socketpair(kind int) (ours, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("make socket pair: %w", err)
-	}
-	return os.NewFile(uintptr(fds[0]), "broker"), os.NewFile(uintptr(fds[1]), "broker"), nil
 }
 
 // unixConn returns the connection of a socket's file, and closes the file.

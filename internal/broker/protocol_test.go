@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
 // TestMain makes the test binary a broker, an agent process or a broker that never answers, as its
@@ -207,7 +208,7 @@ func TestTooManyRequests(t *testing.T) {
 		t.Errorf("beside %d others: %v", maxRequests, err)
 	}
 	// A client whose socket buffer is full.
-	ours, theirs, err := socketpair(unix.SOCK_STREAM)
+	ours, theirs, err := unixmsg.Pair(unix.SOCK_STREAM, "broker")
 	if err != nil {
 		t.Fatal(err)
 	}

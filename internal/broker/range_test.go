@@ -14,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
 // A daemon that was taken over gets mounts of the launcher's two directories, for ranges that there
@@ -38,7 +39,7 @@ func TestMountRangeRequests(t *testing.T) {
 		_, err := b.handlers()[requestMountRange](t.Context(), json.RawMessage(args), files)
 		return err
 	}
-	ours, theirs, err := socketpair(unix.SOCK_SEQPACKET)
+	ours, theirs, err := unixmsg.Pair(unix.SOCK_SEQPACKET, "broker")
 	if err != nil {
 		t.Fatal(err)
 	}

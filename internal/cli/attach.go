@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -15,6 +16,8 @@ import (
 )
 
 type attachOptions struct {
+	detachFlags
+
 	interactive bool
 	json        bool
 }
@@ -31,7 +34,8 @@ is kept. What is kept no more is counted on stderr.
 
 Ctrl-C leaves the program alone and ends this command only; sandboxd kill ends
 the program. With -i and a terminal on both sides every key goes to the program,
-Ctrl-C included; close the terminal to leave it.`,
+Ctrl-C included, but for the detach keys: Ctrl-P Ctrl-Q ends this command only, with
+exit code 0. What may begin them reaches the program with the next key.`,
 		Example: `  id=$(sandboxd exec -d work -- sh -c 'make all')
   sandboxd attach work $id
   sandboxd attach -i work $(sandboxd exec -dit work bash)`,
@@ -48,6 +52,7 @@ Ctrl-C included; close the terminal to leave it.`,
 
 func (o *attachOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVarP(&o.interactive, "interactive", "i", false, "pass stdin on to the program; its end ends the program's")
+	o.detachFlags.addFlags(f)
 	f.BoolVar(&o.json, "json", false, "print the events as JSON, one a line")
 }
 
@@ -55,13 +60,17 @@ func runAttach(ctx context.Context, id, exec string, opts attachOptions, d deps)
 	if opts.json && opts.interactive {
 		return cmdline.Usagef("--json cannot be combined with --interactive")
 	}
+	keys, err := opts.sequence(os.Getenv)
+	if err != nil {
+		return err
+	}
 	c := d.Client()
 	defer c.Close()
 	x, err := c.GetExec(ctx, id, exec)
 	if err != nil {
 		return err
 	}
-	t := terminalFlags{tty: x.TTY, interactive: opts.interactive}
+	t := terminalFlags{tty: x.TTY, interactive: opts.interactive, detachKeys: keys}
 	var end *client.End
 	if opts.json {
 		lines := json.NewEncoder(d.Stdout)
@@ -69,8 +78,13 @@ func runAttach(ctx context.Context, id, exec string, opts attachOptions, d deps)
 	} else {
 		end, err = follow(ctx, c, x, t, d)
 	}
-	if _, ok := errors.AsType[cmdline.Signalled](context.Cause(ctx)); ok && err != nil {
+	_, interrupted := errors.AsType[cmdline.Signalled](context.Cause(ctx))
+	detached := errors.Is(err, errDetached)
+	if detached || interrupted && err != nil {
 		fmt.Fprintf(d.Stderr, "sandboxd: detached; the program goes on, see: sandboxd attach %s %s\n", cmdline.Printable(id), cmdline.Printable(exec))
+	}
+	if detached {
+		return nil
 	}
 	if err != nil {
 		return err
@@ -79,13 +93,19 @@ func runAttach(ctx context.Context, id, exec string, opts attachOptions, d deps)
 }
 
 // follow connects the terminal to a running program until it ends.
-func follow(ctx context.Context, c *client.Client, x *api.Exec, t terminalFlags, d deps) (*client.End, error) {
+func follow(ctx context.Context, c *client.Client, x *api.Exec, t terminalFlags, d deps) (_ *client.End, err error) {
 	if size, ok := windowSize(d); ok && x.TTY && x.State == api.ExecRunning {
 		if err := c.ResizeExec(ctx, x.Sandbox, x.ID, size); err != nil {
 			return nil, err
 		}
 	}
-	s := client.Streams{Stdout: d.Stdout, Stderr: d.Stderr}
+	var s client.Streams
+	var stop func()
+	s.Stdout, s.Stderr, stop, err = interruptibleOutput(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
 	undo, err := connect(&s, t, d)
 	if err != nil {
 		return nil, err

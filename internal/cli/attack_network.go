@@ -103,7 +103,8 @@ func (w *networkWatch) judge(ctx context.Context, c *client.Client, id string, p
 	return nil
 }
 
-// printNetwork prints what the record of the network has.
+// printNetwork prints the entries of the network's record that allowed anything, and the number of
+// refusals.
 func (p *attackedProfile) printNetwork(w io.Writer) error {
 	if p.Network == nil {
 		return nil

@@ -83,7 +83,7 @@ func (o *buildOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.noCache, "no-cache", false, "do every step anew")
 	f.Var(&o.timeout, "timeout", "give up after this time (default 1h)")
 	f.Var(&o.runTimeout, "run-timeout", "end the program of a RUN after this time (default: --timeout)")
-	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress and no output of programs")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress, and output only of a RUN that fails")
 	f.BoolVar(&o.json, "json", false, "print the image as JSON")
 }
 
@@ -130,10 +130,14 @@ func runBuild(ctx context.Context, source string, opts buildOptions, req api.Bui
 	defer c.Close()
 	p := &buildProgress{w: d.Stderr}
 	show := p.event
+	var failed lastOutput
 	if opts.quiet {
-		show = nil
+		show = failed.event
 	}
 	image, err := c.Build(ctx, body, req, show)
+	if err != nil {
+		failed.show(p)
+	}
 	p.end()
 	_ = body.Close() // read to its end, or no longer needed
 	if perr := wait(); perr != nil && !errors.Is(perr, io.ErrClosedPipe) {

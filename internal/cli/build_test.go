@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
@@ -114,5 +115,21 @@ func TestBuildRefusesAndFails(t *testing.T) {
 				t.Errorf("%+v", got)
 			}
 		})
+	}
+}
+
+// A quiet build shows the latest output of the step that failed, and of no other.
+func TestLastOutput(t *testing.T) {
+	var l lastOutput
+	l.event(api.BuildEvent{Step: 1, Stream: "stdout", Output: "of the step before\n"})
+	l.event(api.BuildEvent{Step: 2, Status: api.BuildStarted, Text: "RUN false"})
+	l.event(api.BuildEvent{Step: 2, Stream: "stdout", Output: strings.Repeat("old\n", maxLastOutput/4)})
+	l.event(api.BuildEvent{Step: 2, Stream: "stderr", Output: "why\n"})
+	var b strings.Builder
+	p := &buildProgress{w: &b}
+	l.show(p)
+	p.end()
+	if b.String() != "  | ...\n  | why\n" {
+		t.Errorf("%.200q", b.String())
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
@@ -88,7 +89,7 @@ func TestCommands(t *testing.T) {
 		{name: "not executable", args: "run -- denied", stderr: has("denied", "hint: chmod"), code: 126, check: (*cmdtest.Daemon).Left},
 		{name: "the sandbox dies", args: "run -- die", stderr: is("sandboxd: the sandbox ended\nhint: see its reason\n"), code: 125, check: (*cmdtest.Daemon).Left},
 		{name: "an exit code that cannot be", args: "run -- wild", stderr: has("1048576"), code: 125},
-		{name: "run without a program", args: "run debian", stdout: none, stderr: has("no program is named", "sandboxd run debian -- PROGRAM", "hint: sandboxd run --help"), code: 125},
+		{name: "run without a program", args: "run debian", stdout: none, stderr: has("says no command", "sandboxd run debian -- PROGRAM"), code: 125, check: (*cmdtest.Daemon).Left},
 		{name: "run without anything", args: "run", stderr: has("sandboxd run host -- PROGRAM"), code: 125},
 		{name: "run with an unknown flag", args: "run --nope -- x", stderr: has("unknown flag: --nope", "hint:"), code: 125},
 		{name: "run with an empty program", args: "run -- _", stderr: has("empty name"), code: 125},
@@ -198,6 +199,8 @@ func TestCommands(t *testing.T) {
 		{name: "secret set with a token for nothing", args: "secret set a --host h --session-token-file x", stdin: "value", stderr: has("for --aws"), code: 2, check: nothingAsked},
 		{name: "secret set from a missing file", args: "secret set a --host h --file /nowhere/value", stderr: has("read the secret: open /nowhere/value"), code: 1, check: nothingAsked},
 		{name: "secret set of too much", args: "secret set a --host h", stdin: strings.Repeat("x", maxSecret+1), stderr: has("larger"), code: 1, check: nothingAsked},
+		{name: "network ls", args: "network ls", stderr: none, stdout: is("NETWORK   SANDBOX   STATE     ADDRESS\nback      db        running   198.18.37.4\nback      app\\x1b   stopped   -\nfront     db        running   198.18.37.4\n")},
+		{name: "network ls --json", args: "network ls --json", stdout: has(`"name": "back"`, `"address": "198.18.37.4"`)},
 		{name: "secret ls", args: "secret ls", stderr: none, stdout: func(s string) bool {
 			rows := strings.Split(s, "\n")
 			return len(rows) == 4 && strings.Join(strings.Fields(rows[1])[:6], " ") == "github bearer api.github.com:443 all /repos/* GITHUB_TOKEN" &&
@@ -245,6 +248,13 @@ func TestCommands(t *testing.T) {
 		{name: "stats", args: "stats sb1", setup: oneSandbox, stderr: none, stdout: func(s string) bool {
 			return has("running for", "1m1.5s", "64MiB", "1.5s", "disk 259:0 written", "1MiB in 16", "12.3 % of 10 s")(s) && !strings.Contains(s, "swap") && !strings.Contains(s, "killed")
 		}},
+		{name: "system df", args: "system df", stdout: is("TYPE          TOTAL   ACTIVE   SIZE    RECLAIMABLE\nImages        2       1        148MB   37MB (25%)\nSandboxes     2       0        5MB     0B (0%)\n" +
+			"Snapshots     0       0        0B      0B\nLogs          0       0        0B      0B\nBuild cache   0       0        0B      0B\n")},
+		{name: "system df -v", args: "system df -v", stdout: func(s string) bool {
+			return strings.Contains(s, "sb1       one       running   31      5MB    0B\n") && strings.Contains(s, "sb2       t\\x1bwo   lost      --      --     0B\n")
+		}},
+		{name: "system df --format", args: "system df --format {{.Type}}:{{.Size}}", stdout: is("Images:148MB\nSandboxes:5MB\nSnapshots:0B\nLogs:0B\nBuild cache:0B\n")},
+		{name: "system df --format -v", args: "system df -v --format x", code: 2, stderr: has("give one of them")},
 		{name: "stats --json", args: "stats sb1 --json", setup: oneSandbox, stdout: func(s string) bool {
 			return has(`"current": 67108864`)(s) && !strings.Contains(s, "swap")
 		}},
@@ -254,6 +264,43 @@ func TestCommands(t *testing.T) {
 		{name: "create with a memory-high of nothing", args: "create --memory-high 0", stderr: has("--memory-high"), code: 2},
 		{name: "create with no writes", args: "create --io-write-iops 0", stderr: has("--io-write-iops"), code: 2},
 		{name: "create with a weight of nothing", args: "create --cpu-weight 0", stderr: has("--cpu-weight"), code: 2},
+		{
+			name: "events", args: "events --since 1795635487213904 --filter type=sandbox --filter type=secret", stderr: has("3 or more events before this"),
+			stdout: is("2026-01-02T03:04:05.000 sandbox stopped sb1 name=\"name1\" image=\"host\" code=3 reason=\"\\x1b[2J\"\n2026-01-02T03:04:05.000 secret set github\n"),
+			check: func(f *cmdtest.Daemon) string {
+				return cmp.Diff([]string{"filter=type%3Dsandbox&filter=type%3Dsecret&follow=true&since=1795635487213904"}, f.Updates)
+			},
+		},
+		{name: "events --json", args: "events --no-follow --json", stdout: has(`{"lost":3}`, `"id":9`), stderr: none, check: func(f *cmdtest.Daemon) string { return cmp.Diff([]string{""}, f.Updates) }},
+		{name: "events --format", args: "events -n 2 --format {{.ID}}:{{.Type}}", stdout: is("7:sandbox\n9:secret\n"), check: func(f *cmdtest.Daemon) string { return cmp.Diff([]string{"follow=true&tail=2"}, f.Updates) }},
+		{name: "events with half a filter", args: "events --filter type", stderr: has("is not key=value"), code: 2, check: nothingAsked},
+		{name: "rename", args: "rename sb1 other", setup: oneSandbox, stdout: is("other\n"), stderr: none},
+		{name: "rename of none", args: "rename nope other", stderr: has("there is no sandbox"), code: 1},
+		{name: "rename to nothing", args: "rename sb1", stderr: has("hint:"), code: 2, check: nothingAsked},
+		{name: "ps -a --format", args: "ps -a --format {{.Names}}:{{.State}}", setup: oneSandbox, stdout: is("first:running\n")},
+		{name: "ps --format json", args: "ps --format json", setup: oneSandbox, stdout: has(`{"id":"sb1"`)},
+		{name: "ps -q --no-trunc", args: "ps -q --no-trunc", setup: oneSandbox, stdout: is("sb1\n")},
+		{name: "ps of one that never ends", args: "ps --format {{.Ends}}", setup: neverEnding, stdout: is("never\n")},
+		{name: "ps cuts a long reason", args: "ps", setup: neverEnding, stdout: func(s string) bool { return strings.Contains(s, "xxx...") && !strings.Contains(s, "xxx)") }},
+		{name: "ps --no-trunc", args: "ps --no-trunc", setup: neverEnding, stdout: func(s string) bool { return strings.Contains(s, "xxx)") }},
+		{name: "create --lifetime never", args: "create --lifetime never", check: created(func(r *api.CreateSandbox) bool { return r.Timeout == api.Never })},
+		{name: "run -d --rm", args: "run -d --rm -- echo", check: created(func(r *api.CreateSandbox) bool { return r.AutoRemove })},
+		{name: "run --rm", args: "run --rm -- echo", stdout: func(string) bool { return true }, check: created(func(r *api.CreateSandbox) bool { return !r.AutoRemove })},
+		{name: "ps --filter", args: "ps -q --filter state=running --filter state=paused --filter name=f*t --filter network=none", setup: oneSandbox, stdout: is("sb1\n")},
+		{name: "ps --filter of others", args: "ps --json --filter state=stopped", setup: oneSandbox, stdout: has(`"sandboxes": []`)},
+		{name: "ps with an unknown filter", args: "ps --filter color=red", stderr: has("must be one of id, image, label, name, network, profile, state, status"), code: 2, check: nothingAsked},
+		{name: "ps with a template of nonsense", args: "ps --format {{.Nope}}", setup: oneSandbox, stderr: has("--format", "Nope"), code: 2},
+		{name: "images -q", args: "images -q", setup: someImages, stdout: is("sha256:0123456789abcdef\n")},
+		{name: "images --filter", args: "images --filter reference=debian --format {{.Reference}}", setup: someImages, stdout: is("docker.io/library/debian:12\n")},
+		{name: "images with half a filter", args: "images --filter debian", stderr: has("is not key=value"), code: 2, check: nothingAsked},
+		{name: "inspect", args: "inspect first", setup: oneSandbox, stdout: has("[\n  {\n    \"id\": \"sb1\"")},
+		{name: "inspect of an image with slashes", args: "inspect -f {{.Reference}} docker.io/library/debian:12", stdout: is("docker.io/library/debian:12\n")},
+		{name: "inspect --format", args: "inspect -f {{.ID}}={{.State}} sb1", setup: oneSandbox, stdout: is("sb1=running\n")},
+		{name: "inspect of a secret", args: "inspect --type secret -f {{.Name}}:{{.Host}} github", stdout: is("github:api.github.com\n")},
+		{name: "inspect of an exec", args: "inspect --type exec -f {{.PID}} sb1/x1", setup: oneSandbox, stdout: is("7\n")},
+		{name: "inspect of an exec by its id", args: "inspect --type exec -f {{.Sandbox}} x1", setup: oneSandbox, stdout: is("sb1\n")},
+		{name: "inspect of some", args: "inspect --type sandbox sb1 nope", setup: oneSandbox, stdout: has(`"sb1"`), stderr: has("nope"), code: 1},
+		{name: "inspect of another type", args: "inspect --type network x", stderr: has("none of sandbox, image"), code: 2, check: nothingAsked},
 		{name: "ps of nothing", args: "ps -q", stdout: none, stderr: none},
 		{name: "ps --label", args: "ps -q --label k=other", setup: oneSandbox, stdout: none},
 		{name: "ps with half a label", args: "ps --label k", stderr: has("is not key=value"), code: 2},
@@ -340,6 +387,21 @@ func oneSandbox(f *cmdtest.Daemon) {
 	f.Sandboxes = []api.Sandbox{{ID: "sb1", Name: "first", Image: "host", State: api.StateRunning, Labels: map[string]string{"k": "v"}}}
 }
 
+// created checks the first request for a sandbox.
+func created(ok func(*api.CreateSandbox) bool) func(*cmdtest.Daemon) string {
+	return func(f *cmdtest.Daemon) string {
+		if len(f.Creates) == 0 || !ok(&f.Creates[0]) {
+			return fmt.Sprintf("requests %+v", f.Creates)
+		}
+		return ""
+	}
+}
+
+func neverEnding(f *cmdtest.Daemon) {
+	oneSandbox(f)
+	f.Sandboxes[0].Deadline, f.Sandboxes[0].Reason = time.Now().AddDate(199, 0, 0), strings.Repeat("x", 100)
+}
+
 func publishing(f *cmdtest.Daemon) {
 	oneSandbox(f)
 	f.Sandboxes[0].Ports = []api.PortMapping{
@@ -377,7 +439,7 @@ func nothingAsked(f *cmdtest.Daemon) string {
 	return ""
 }
 
-// A signal kills the program, deletes the sandbox, and is our exit code.
+// A signal goes to the program, whose exit code is ours; the sandbox is deleted.
 func TestRunInterrupted(t *testing.T) {
 	for _, tt := range []struct {
 		sig  syscall.Signal
@@ -386,6 +448,9 @@ func TestRunInterrupted(t *testing.T) {
 	}{
 		{syscall.SIGINT, []string{"run", "--", "wait"}, 130},
 		{syscall.SIGTERM, []string{"run", "--", "wait"}, 143},
+		{syscall.SIGHUP, []string{"run", "--", "wait"}, 129},
+		{syscall.SIGQUIT, []string{"run", "--", "wait"}, 131},
+		{syscall.SIGQUIT, []string{"run", "-i", "--", "cat"}, 131},
 		{syscall.SIGINT, []string{"run", "-i", "--", "cat"}, 130},
 	} {
 		t.Run(fmt.Sprint(tt.sig, tt.args), func(t *testing.T) {
@@ -410,7 +475,6 @@ func TestRunInterrupted(t *testing.T) {
 			if got := cmd.ProcessState.ExitCode(); got != tt.code || errs.Len() > 0 {
 				t.Errorf("exit %d, want %d; stderr %q", got, tt.code, errs.String())
 			}
-			<-f.Killed
 			f.Mu.Lock()
 			defer f.Mu.Unlock()
 			if left := f.Left(); left != "" {
@@ -503,7 +567,7 @@ func TestRunStartsDaemon(t *testing.T) {
 	log := filepath.Join(home, ".local", "share", "sandboxd", "daemon.log")
 	first, _, _ := strings.Cut(got.Stderr, "\n")
 	var pid int
-	if _, err := fmt.Sscanf(first, "sandboxd: no daemon was running; started one (pid %d, log "+log+"); stop it with: sandboxd shutdown", &pid); err != nil {
+	if _, err := fmt.Sscanf(first, "sandboxd: no daemon was running; started one (pid %d, log "+log+"); stop it with: sandboxd shutdown (sandboxes keep their files)", &pid); err != nil {
 		t.Fatalf("stderr %q: %v", first, err)
 	}
 	// The daemon leads a session of its own, so that the terminal's signals do not reach it.
@@ -621,7 +685,7 @@ func TestHelpGolden(t *testing.T) {
 
 // Output that is JSON is exactly one document.
 func TestJSONIsOneDocument(t *testing.T) {
-	for _, args := range []string{"ps --json", "stats --json sb1", "update --json --pids 5 sb1", "images --json", "doctor --json", "version --json", "run --json -- echo", "run -d --json", "create --json", "rm --all --json", "pull --json x"} {
+	for _, args := range []string{"ps --json", "stats --json sb1", "stats --json", "system df --json", "update --json --pids 5 sb1", "images --json", "doctor --json", "version --json", "run --json -- echo", "run -d --json", "create --json", "rm --all --json", "pull --json x"} {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()
 			f := cmdtest.New()

@@ -35,11 +35,16 @@ put into it under the source's name; a source that ends with "/." stands for wha
 is in the directory. Symbolic links are copied as they are; devices, sockets and pipes are
 left out. A local file with a colon in its name is written as ./a:b.
 
+Instead of a local name, "-" means a tar archive: of stdin, put into the directory
+PATH, or to stdout, with names that begin with the last part of PATH.
+
 What a sandbox sends is not trusted: nothing is ever written outside the
 destination, whatever names and links it makes up.`,
 		Example: `  sandboxd cp main.py work:/app/
   sandboxd cp work:/app/out ./results
-  sandboxd cp src/. work:/app`,
+  sandboxd cp src/. work:/app
+  sandboxd cp work:/var/log - | tar tv
+  tar c src | sandboxd cp - work:/app`,
 		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runCp(cmd.Context(), args[0], args[1], opts, d) },
 	}
@@ -84,7 +89,7 @@ func parsePlace(arg string) (place, error) {
 
 // contents reports whether the place ends with "/.", which means the entries of the directory.
 func (p place) contents() bool {
-	return p.path == "." || p.path == "/" || strings.HasSuffix(p.path, "/.")
+	return p.path == "." || path.Clean(p.path) == "/" || strings.HasSuffix(p.path, "/.")
 }
 
 // directory reports whether the place can only be a directory.
@@ -102,6 +107,10 @@ func runCp(ctx context.Context, source, destination string, opts cpOptions, d de
 	c := d.Client()
 	defer c.Close()
 	switch {
+	case from.sandbox == "" && to.sandbox != "" && from.path == stream:
+		return tarIn(ctx, c, to, d)
+	case from.sandbox != "" && to.sandbox == "" && to.path == stream:
+		return tarOut(ctx, c, from, opts, d)
 	case from.sandbox == "" && to.sandbox != "":
 		return copyIn(ctx, c, from, to, d)
 	case from.sandbox != "" && to.sandbox == "":

@@ -2,8 +2,10 @@ package cli
 
 import (
 	"archive/tar"
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
@@ -307,5 +310,74 @@ func TestParsePlace(t *testing.T) {
 		if (err != nil) != tt.err || err == nil && got != tt.want {
 			t.Errorf("parsePlace(%q) = %+v, %v; want %+v, error %v", tt.arg, got, err, tt.want, tt.err)
 		}
+	}
+}
+
+// With "-" an archive goes to stdout, under the source's name, and comes from stdin as it is.
+func TestCpStream(t *testing.T) {
+	f := cmdtest.New()
+	f.Sandboxes = []api.Sandbox{{ID: "sb1", Name: "work"}}
+	f.Archives["/var/log"] = []cmdtest.Entry{
+		{Header: tar.Header{Name: "a"}, Body: "hello"},
+		{Header: tar.Header{Name: "b", Typeflag: tar.TypeLink, Linkname: "a"}},
+		{Header: tar.Header{Name: "c", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}},
+	}
+	f.Archives["/f"], f.Files["/f"] = []cmdtest.Entry{{Header: tar.Header{Name: "whatever"}, Body: "one"}}, true
+	f.Archives["/evil"] = []cmdtest.Entry{{Header: tar.Header{Name: "../out"}, Body: "x"}}
+	f.Archives["/link"] = []cmdtest.Entry{{Header: tar.Header{Name: "l", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}}}
+	f.Archives["/through"] = []cmdtest.Entry{
+		{Header: tar.Header{Name: "d", Typeflag: tar.TypeSymlink, Linkname: "/etc"}}, {Header: tar.Header{Name: "d/passwd"}, Body: "x"},
+	}
+	f.Archives["/dev"] = []cmdtest.Entry{{Header: tar.Header{Name: "sda", Typeflag: tar.TypeBlock}}, {Header: tar.Header{Name: "shm/", Typeflag: tar.TypeDir}}}
+	f.Archives["/"] = []cmdtest.Entry{{Header: tar.Header{Name: "a"}, Body: "x"}}
+	socket := f.Start(t)
+	for source, want := range map[string]string{
+		"work:/var/log":   "log/ log/a=hello log/b->log/a log/c->/etc/passwd",
+		"work:/var/log/.": "./ a=hello b->a c->/etc/passwd",
+		"work:/f":         "f=one",
+		"work:/dev":       "dev/ dev/shm/",
+		"work:/tmp/..":    "./ a=x",
+		"work:/evil":      "",
+		"work:/link":      "",
+		"work:/through":   "",
+	} {
+		got := cmdtest.Finish(t, cmdtest.Command(t, socket, "cp", source, "-"))
+		var names []string
+		r := tar.NewReader(strings.NewReader(got.Stdout))
+		for want != "" {
+			hdr, err := r.Next()
+			if err != nil {
+				break
+			}
+			name := hdr.Name
+			if hdr.Linkname != "" {
+				name += "->" + hdr.Linkname
+			}
+			if body, _ := io.ReadAll(r); len(body) > 0 {
+				name += "=" + string(body)
+			}
+			names = append(names, name)
+		}
+		if strings.Join(names, " ") != want || (got.Code == 0) != (want != "") {
+			t.Errorf("%s: exit %d, %q, %s", source, got.Code, names, got.Stderr)
+		}
+	}
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	if err := w.WriteHeader(&tar.Header{Name: "x", Size: 2, Mode: 0o644}); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = w.Write([]byte("hi"))
+	_ = w.Close()
+	cmd := cmdtest.Command(t, socket, "cp", "-", "work:/in")
+	cmd.Stdin = &archive
+	if got := cmdtest.Finish(t, cmd); got.Code != 0 || !strings.Contains(f.Uploads["/in"], "x") {
+		t.Errorf("exit %d, %q, %s", got.Code, f.Uploads["/in"], got.Stderr)
+	}
+	_, slave := cmdtest.OpenPTY(t)
+	cmd = cmdtest.Command(t, socket, "cp", "work:/f", "-")
+	cmd.Stdout = slave
+	if got := cmdtest.Finish(t, cmd); got.Code != 2 {
+		t.Errorf("to a terminal: exit %d, %s", got.Code, got.Stderr)
 	}
 }

@@ -26,9 +26,10 @@ func newCreate(d deps) *cobra.Command {
 		Long: `Create a sandbox and print its id. It runs, idle, until "sandboxd rm" deletes it,
 its lifetime ends, or nothing has been asked of it for its idle timeout.
 
-With a PROGRAM that is its main process: the sandbox ends with it, keeps its exit
-code and its output ("sandboxd wait", "sandboxd logs"), and runs it again when it
-is started again. "sandboxd attach SANDBOX" connects to it.
+With a PROGRAM that is its main process, by the image's ENTRYPOINT if it has one:
+the sandbox ends with it, keeps its exit code and its output ("sandboxd wait",
+"sandboxd logs"), and runs it again when it is started again. "sandboxd attach
+SANDBOX" connects to it.
 
 The image is "host" unless one is named. One that is not here yet is pulled.
 Where no daemon runs, one is started in the background.`,
@@ -44,7 +45,7 @@ Where no daemon runs, one is started in the background.`,
 			if err != nil {
 				return err
 			}
-			if err := opts.main(&req, argv, opts.tty, opts.interactive); err != nil {
+			if err := opts.main(&req, argv, opts.tty, opts.interactive, false); err != nil {
 				return err
 			}
 			return runCreate(cmd.Context(), opts, req, d)

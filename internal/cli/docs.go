@@ -32,6 +32,7 @@ where only one topic has it.`,
 		},
 	}
 	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
+	cmd.AddCommand(newDocsMan(d))
 	return cmd
 }
 

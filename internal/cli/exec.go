@@ -32,8 +32,9 @@ func newExec(d deps) *cobra.Command {
 		Use:   "exec [flags] SANDBOX [--] PROGRAM [ARG]...",
 		Short: "Execute a program in a running sandbox",
 		Long: `Execute a program in a running sandbox, named by its id or name. Output and exit
-code are the program's. When this command is interrupted, the program and all
-that it started are killed; the sandbox stays.
+code are the program's. SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the program; a
+second SIGINT within a second kills it and all that it started, as does the end of
+this command. With --json every signal does. The sandbox stays.
 
 With --detach the program's id is printed as soon as it has started, and it goes
 on by itself, whatever becomes of this command or the daemon: see sandboxd

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"os"
 	"strings"
 
@@ -12,21 +13,38 @@ import (
 
 // processFlags describe a program to start.
 type processFlags struct {
-	env  []string
-	cwd  string
-	user string
+	env      []string
+	envFiles []string
+	cwd      string
+	user     string
 }
 
 func (p *processFlags) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVarP(&p.env, "env", "e", nil, "set a `variable`: KEY=value, or KEY to pass on its value here")
-	f.StringVarP(&p.cwd, "cwd", "w", "", "working `directory` (default: the image's)")
-	f.StringVarP(&p.user, "user", "u", "", "`user` in the sandbox: name, uid or uid:gid (default: the image's)")
+	f.StringArrayVar(&p.envFiles, "env-file", nil, "set the variables of a `file` with lines of KEY=value or KEY; --env comes after; repeatable")
+	f.StringVarP(&p.cwd, "cwd", "w", "", "working `directory` (default: the image's); also --workdir")
+	f.StringVarP(&p.user, "user", "u", "", "`user` in the sandbox: name or uid, and :group or :gid (default: the image's)")
+	f.SetNormalizeFunc(normalize)
 }
 
-// resolve turns KEY into KEY=value.
+// aliases are Docker's names of flags that have others here.
+var aliases = map[string]string{"workdir": "cwd", "cpuset-cpus": "cpuset", "pids-limit": "pids", "net": "network"}
+
+func normalize(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	return pflag.NormalizedName(cmp.Or(aliases[name], name))
+}
+
+// resolve returns the variables of files and flags, with KEY turned into KEY=value.
 func (p *processFlags) resolve(getenv func(string) (string, bool)) ([]string, error) {
-	var out []string
-	for _, e := range p.env {
+	var all, out []string
+	for _, name := range p.envFiles {
+		lines, err := readEnvFile(name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, lines...)
+	}
+	for _, e := range append(all, p.env...) {
 		key, _, ok := strings.Cut(e, "=")
 		if key == "" {
 			return nil, cmdline.Usagef("--env %q has no name", e)
@@ -58,6 +76,8 @@ type limitFlags struct {
 	writeBPS   cmdline.Size
 	readIOPS   int64
 	writeIOPS  int64
+	disk       cmdline.Size
+	inodes     cmdline.Count
 }
 
 func (l *limitFlags) addFlags(f *pflag.FlagSet) {
@@ -74,6 +94,8 @@ func (l *limitFlags) addFlags(f *pflag.FlagSet) {
 	f.Var(&l.writeBPS, "io-write-bps", "maximum bytes written to disk per second, such as 10m")
 	f.Int64Var(&l.readIOPS, "io-read-iops", 0, "maximum `number` of disk reads per second")
 	f.Int64Var(&l.writeIOPS, "io-write-iops", 0, "maximum `number` of disk writes per second")
+	f.Var(&l.disk, "disk", "maximum disk space of the sandbox's files, such as 2g; beyond it the sandbox is ended")
+	f.Var(&l.inodes, "inodes", "maximum number of files, such as 100k (default: one for each 8 KiB of --disk)")
 }
 
 func (l *limitFlags) io() api.IOLimits {
@@ -87,7 +109,7 @@ func (l *limitFlags) io() api.IOLimits {
 func (l *limitFlags) limits(changed func(string) bool) (api.Limits, error) {
 	limits := api.Limits{
 		Memory: l.memory.Bytes, MemoryHigh: l.memoryHigh.Bytes, OOMGroup: l.oomGroup, CPUs: l.cpus, CPUWeight: l.cpuWeight, CPUSet: l.cpuset,
-		Pids: l.pids, IO: l.io(),
+		Pids: l.pids, IO: l.io(), Disk: l.disk.Bytes, Inodes: l.inodes.N,
 	}
 	if l.swap.Given {
 		limits.Swap = &l.swap.Bytes
@@ -115,8 +137,11 @@ func (l *limitFlags) limits(changed func(string) bool) (api.Limits, error) {
 type sandboxFlags struct {
 	processFlags
 	limitFlags
+	settingFlags
 
 	imageCommand bool
+	entrypoint   string
+	replaces     bool // --entrypoint is given, be it empty
 
 	name     string
 	snapshot string
@@ -127,7 +152,7 @@ type sandboxFlags struct {
 	publish  []string
 	secrets  []string
 	nofile   uint64
-	lifetime cmdline.Seconds
+	lifetime lifetime
 	idle     cmdline.Seconds
 }
 
@@ -137,7 +162,10 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	s.memory.Least, s.memoryHigh.Least, s.readBPS.Least, s.writeBPS.Least = 1, 1, 1, 1
 	f.StringVar(&s.name, "name", "", "`name` of the sandbox (default: generated)")
 	f.StringVar(&s.snapshot, "snapshot", "", "id or name of a `snapshot` to create it from, instead of an image")
+	s.settingFlags.addFlags(f)
 	f.BoolVar(&s.imageCommand, "image-command", false, "run the image's ENTRYPOINT as main process, with its CMD unless a program is given")
+	f.StringVar(&s.entrypoint, "entrypoint", "", "`program` in the place of the image's ENTRYPOINT and CMD; an empty one clears them")
+	addHabits(f, habits...)
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "`label` of the sandbox: key=value")
 	f.StringVar(&s.profile, "profile", "", "security `profile` (default \"default\")")
 	s.egress.Least = 1
@@ -146,7 +174,7 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVarP(&s.publish, "publish", "p", nil, "publish a port of the sandbox: `[[ADDRESS:]HOSTPORT:]PORT[/udp]`, by default at 127.0.0.1, or unix:NAME:PORT; repeatable")
 	f.Var(&s.egress, "max-egress", "maximum bytes that leave over the network, such as 100m")
 	f.Uint64Var(&s.nofile, "nofile", 0, "maximum `number` of open files per process")
-	f.Var(&s.lifetime, "lifetime", "maximum lifetime of the sandbox (default: the daemon's)")
+	f.Var(&s.lifetime, "lifetime", "maximum lifetime of the sandbox, or never (default: the daemon's)")
 	f.Var(&s.idle, "idle-timeout", "stop the sandbox after this time without a request (default: the daemon's)")
 }
 
@@ -181,21 +209,36 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 	if req.Env, err = s.resolve(os.LookupEnv); err != nil {
 		return req, err
 	}
+	if s.replaces = changed("entrypoint"); s.replaces {
+		req.Entrypoint = []string{s.entrypoint}
+	}
+	if req.Settings, err = s.settings(); err != nil {
+		return req, err
+	}
 	req.Labels, err = labelsOf(s.labels)
 	return req, err
 }
 
-// main adds the main process to the create request.
-func (s *sandboxFlags) main(req *api.CreateSandbox, argv []string, tty, interactive bool) error {
+// fromImage reports whether the image may say what it runs. That of the host does not.
+func (s *sandboxFlags) fromImage(image string) bool {
+	return s.snapshot == "" && image != "" && image != api.HostImage || s.replaces
+}
+
+// main adds the main process to the create request: argv is passed to the image's ENTRYPOINT. With
+// whole, as of run, an image without arguments runs its command; else the sandbox idles.
+func (s *sandboxFlags) main(req *api.CreateSandbox, argv []string, tty, interactive, whole bool) error {
+	fromImage := s.imageCommand || s.fromImage(req.Image) && (whole || len(argv) > 0)
 	switch {
-	case len(argv) > 0 && argv[0] == "":
+	case len(argv) > 0 && argv[0] == "" && !fromImage:
 		return cmdline.Usagef("the program has an empty name")
-	case s.imageCommand && s.snapshot != "":
+	case s.imageCommand && s.snapshot != "" && !s.replaces:
 		return cmdline.Usagef("--image-command: a snapshot does not say what its image runs; name the program")
-	case (tty || interactive) && len(argv) == 0 && !s.imageCommand:
+	case (tty || interactive) && len(argv) == 0 && !fromImage:
 		return cmdline.Usagef("--tty and --interactive are of the main process, and there is none; name a program behind \"--\"")
+	case s.restart != "" && s.restart != "no" && len(argv) == 0 && !fromImage:
+		return cmdline.Usagef("--restart is about the main process, and there is none; name a program behind \"--\"")
 	}
-	req.Command, req.ImageCommand, req.TTY, req.StdinOpen = argv, s.imageCommand, tty, interactive
+	req.Command, req.ImageCommand, req.TTY, req.StdinOpen = argv, fromImage, tty, interactive
 	if tty {
 		req.Env = withTerm(req.Env)
 	}
@@ -223,6 +266,8 @@ type terminalFlags struct {
 	interactive bool
 	timeout     cmdline.Seconds
 	json        bool
+
+	detachKeys []byte // nil of a program that does not go on without the command
 }
 
 func (t *terminalFlags) addFlags(f *pflag.FlagSet) {

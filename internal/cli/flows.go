@@ -94,6 +94,8 @@ func flowLine(f *api.Flow) string {
 		words = append(words, "dns", where, f.Method)
 	case api.FlowRestart:
 		words = append(words, "gateway restarted")
+	case api.FlowPeer:
+		words = append(words, "from", f.Name, "("+f.Address+")", "to port", strconv.Itoa(int(f.Port)))
 	case api.FlowConnection:
 		words = append(words, f.Protocol, where)
 		if f.Name != "" && f.Address != "" {

@@ -17,7 +17,7 @@ type forkOptions struct {
 	names    []string
 	labels   []string
 	env      []string
-	lifetime cmdline.Seconds
+	lifetime lifetime
 	idle     cmdline.Seconds
 	json     bool
 }

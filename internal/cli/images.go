@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,8 +16,11 @@ import (
 )
 
 type imagesOptions struct {
-	verify bool
-	json   bool
+	verify  bool
+	quiet   bool
+	filters []string
+	format  string
+	json    bool
 }
 
 func newImages(d deps) *cobra.Command {
@@ -51,21 +55,52 @@ held against what they were when they were taken.`,
 
 func (o *imagesOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.verify, "verify", false, "read everything that is stored and say what is damaged")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print digests only, each once")
+	f.StringArrayVar(&o.filters, "filter", nil, "only those with `key=value`: reference (with * and ?), digest or platform; may be given again")
+	f.StringVar(&o.format, "format", "", formatUsage)
 	f.BoolVar(&o.json, "json", false, "print the list as JSON")
 }
 
+// imageKeys compare an image with the value of a filter.
+var imageKeys = map[string]func(i *api.Image, want string) bool{
+	"reference": func(i *api.Image, want string) bool { return matchImage(i.Reference, want) },
+	"digest":    func(i *api.Image, want string) bool { return i.Digest == want },
+	"platform":  func(i *api.Image, want string) bool { return i.Platform == want },
+}
+
 func runImages(ctx context.Context, opts imagesOptions, d deps) error {
+	wanted, err := parseFilters(opts.filters, imageKeys)
+	if err != nil {
+		return err
+	}
+	format, err := newFormat(opts.format)
+	if err != nil {
+		return err
+	}
 	c := d.Client()
 	defer c.Close()
 	images, err := c.Images(ctx)
 	if err != nil {
 		return err
 	}
-	if opts.json {
-		if images == nil {
-			images = []api.Image{}
+	images = slices.DeleteFunc(images, func(i api.Image) bool { return !wanted(&i) })
+	switch {
+	case opts.json:
+		return cmdline.PrintJSON(d.Stdout, api.ImageList{Images: append([]api.Image{}, images...)})
+	case opts.quiet:
+		var printed []string // an image has a line for each of its names
+		for _, i := range images {
+			if slices.Contains(printed, i.Digest) {
+				continue
+			}
+			printed = append(printed, i.Digest)
+			if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(i.Digest)); err != nil {
+				return err
+			}
 		}
-		return cmdline.PrintJSON(d.Stdout, api.ImageList{Images: images})
+		return nil
+	case format != nil:
+		return printAll(d.Stdout, format, images)
 	}
 	rows := [][]string{{"REFERENCE", "DIGEST", "PLATFORM", "LAYERS", "SIZE", "SHARED", "UNIQUE", "PULLED"}}
 	for _, i := range images {

@@ -56,7 +56,8 @@ func (o *importOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.config.Entrypoint, "entrypoint", nil, "`word` of the command that is always run; once for each word")
 	f.StringArrayVar(&o.config.Cmd, "cmd", nil, "`word` of the command, or of its arguments, that can be replaced; once for each word")
 	f.StringArrayVarP(&o.config.Env, "env", "e", nil, "`NAME=value` of the environment")
-	f.StringVarP(&o.config.WorkingDir, "workdir", "w", "", "`directory` in which programs start")
+	f.StringVarP(&o.config.WorkingDir, "cwd", "w", "", "`directory` in which programs start; also --workdir")
+	f.SetNormalizeFunc(normalize)
 	f.StringVarP(&o.config.User, "user", "u", "", "`user` as whom programs run")
 	f.BoolVar(&o.json, "json", false, "print the images as JSON")
 }
@@ -66,7 +67,7 @@ func (o *importOptions) check(reference string) error {
 	configured := len(c.Entrypoint)+len(c.Cmd)+len(c.Env) > 0 || c.WorkingDir != "" || c.User != ""
 	switch {
 	case !o.rootfs && configured:
-		return cmdline.Usagef("--entrypoint, --cmd, --env, --workdir and --user are for --rootfs; an image brings its own")
+		return cmdline.Usagef("--entrypoint, --cmd, --env, --cwd and --user are for --rootfs; an image brings its own")
 	case o.rootfs && reference == "":
 		return cmdline.Usagef("a root file system has no name; give a REFERENCE, like tools/base:1.0")
 	}

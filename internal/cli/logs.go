@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -21,6 +22,7 @@ type logsOptions struct {
 	follow     bool
 	tail       string
 	since      string
+	until      string
 	timestamps bool
 	json       bool
 }
@@ -50,6 +52,7 @@ func (o *logsOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVarP(&o.follow, "follow", "f", false, "go on until the main process ends")
 	f.StringVarP(&o.tail, "tail", "n", "all", "print only so many `lines` from the end")
 	f.StringVar(&o.since, "since", "", "print only what was written since a `time`: 10m ago, or 2006-01-02T15:04:05Z")
+	f.StringVar(&o.until, "until", "", "print only what was written before a `time`, as for --since")
 	f.BoolVarP(&o.timestamps, "timestamps", "t", false, "begin each line with the time at which the daemon took it")
 	f.BoolVar(&o.json, "json", false, "print the entries as JSON, one a line")
 }
@@ -64,36 +67,71 @@ func (o *logsOptions) choose(now time.Time) (client.LogOptions, error) {
 		}
 		c.Last = &n
 	}
-	if o.since == "" {
-		return c, nil
+	var err error
+	c.Since, err = parseTime("since", o.since, now)
+	return c, err
+}
+
+// parseTime returns the time that a flag's value means, zero if it is empty: a span before now, or
+// a time.
+func parseTime(flag, value string, now time.Time) (time.Time, error) {
+	if value == "" {
+		return time.Time{}, nil
 	}
 	var span cmdline.Seconds
-	if span.Set(o.since) == nil {
-		c.Since = now.Add(-time.Duration(float64(span) * float64(time.Second)))
-		return c, nil
+	if span.Set(value) == nil {
+		return now.Add(-time.Duration(float64(span) * float64(time.Second))), nil
 	}
 	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05", time.DateOnly} {
-		if t, err := time.ParseInLocation(layout, o.since, time.Local); err == nil {
-			c.Since = t
-			return c, nil
+		if t, err := time.ParseInLocation(layout, value, time.Local); err == nil {
+			return t, nil
 		}
 	}
-	return c, cmdline.Usagef("--since %q is neither a time span such as 10m nor a time such as 2006-01-02T15:04:05Z", o.since)
+	return time.Time{}, cmdline.Usagef("--%s %q is neither a time span such as 10m nor a time such as 2006-01-02T15:04:05Z", flag, value)
 }
 
 func runLogs(ctx context.Context, id string, opts logsOptions, d deps) error {
-	chosen, err := opts.choose(time.Now())
+	now := time.Now()
+	chosen, err := opts.choose(now)
+	if err != nil {
+		return err
+	}
+	until, err := parseTime("until", opts.until, now)
 	if err != nil {
 		return err
 	}
 	c := d.Client()
 	defer c.Close()
+	err = readLogs(ctx, c, id, chosen, until, opts, d)
+	if errors.Is(err, errUntil) || !until.IsZero() && !until.After(time.Now()) && errors.Is(err, context.DeadlineExceeded) {
+		return nil
+	}
+	return err
+}
+
+// errUntil ends a log at the time of --until.
+var errUntil = errors.New("the rest is of a later time")
+
+func readLogs(ctx context.Context, c *client.Client, id string, chosen client.LogOptions, until time.Time, opts logsOptions, d deps) error {
+	if chosen.Follow && !until.IsZero() { // nothing may be written then
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, until)
+		defer cancel()
+	}
 	if opts.json {
 		lines := json.NewEncoder(d.Stdout)
-		return c.Logs(ctx, id, chosen, func(e api.LogEntry) error { return lines.Encode(e) })
+		return c.Logs(ctx, id, chosen, func(e api.LogEntry) error {
+			if !until.IsZero() && !e.Time.Before(until) {
+				return errUntil
+			}
+			return lines.Encode(e)
+		})
 	}
 	out, errs := &stamped{w: d.Stdout, on: opts.timestamps}, &stamped{w: d.Stderr, on: opts.timestamps}
 	return c.Logs(ctx, id, chosen, func(e api.LogEntry) error {
+		if !until.IsZero() && !e.Time.Before(until) {
+			return errUntil
+		}
 		if e.Dropped > 0 {
 			fmt.Fprintf(d.Stderr, "sandboxd: %d bytes of output before this are kept no more\n", e.Dropped)
 		}

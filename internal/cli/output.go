@@ -31,6 +31,9 @@ func until(t time.Time) string {
 		return "-"
 	}
 	d := time.Until(t)
+	if d > 100*365*24*time.Hour {
+		return "never" // see api.Never
+	}
 	if d < 0 {
 		return "over"
 	}

@@ -208,7 +208,8 @@ func newPolicyDiff(d deps) *cobra.Command {
 		Short: "Say whether a policy allows more than another",
 		Long: `Say whether POLICY-B allows anything that POLICY-A refuses, and the other way
 round, with an example of each. The comparison is exact: rules that are written
-differently and decide alike are no difference.
+differently and decide alike are no difference. A budget of a rule that is missing
+or larger allows more.
 
 ` + policyArguments,
 		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),

@@ -46,7 +46,7 @@ func newPolicyTest(d deps) *cobra.Command {
 		Short: "Say what a policy would have decided about recorded flows",
 		Long: `Say which recorded flows a policy would have decided otherwise. A name that was
 looked up and never connected to is shown and does not count: programs look names
-up that they do not need. Budgets are not tested.
+up that they do not need. Of budgets, those of rules are tested, without rates.
 
 ` + policyArguments,
 		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
@@ -95,6 +95,7 @@ func readFlows(arg string, stdin io.Reader) ([]api.Flow, error) {
 // replayFlows decides about a record anew and keeps what differs, in the order of the record.
 func replayFlows(p *policy.Policy, flows []api.Flow) *replay {
 	out := &replay{Flows: len(flows), Refused: []*replayed{}, Allowed: []*replayed{}, Lookups: []*replayed{}}
+	replay := p.Replay()
 	connected := map[string]bool{}
 	for _, f := range flows {
 		if f.Allow && f.Kind != api.FlowQuery {
@@ -107,7 +108,7 @@ func replayFlows(p *policy.Policy, flows []api.Flow) *replay {
 	}
 	seen := map[key]*replayed{}
 	for _, f := range flows {
-		v := p.Recorded(f)
+		v := replay.Recorded(f)
 		list := &out.Refused
 		switch {
 		case v.Allow == f.Allow:
@@ -165,7 +166,7 @@ func (r *replayed) String() string {
 		return "look up " + r.Name
 	case api.FlowRequest:
 		return fmt.Sprintf("%s %s on %s port %d", r.Method, r.Path, cmp.Or(r.Name, r.Address), r.Port)
-	case api.FlowConnection, api.FlowRestart:
+	case api.FlowConnection, api.FlowRestart, api.FlowPeer:
 	}
 	return fmt.Sprintf("connect to %s port %d", cmp.Or(r.Name, r.Address), r.Port)
 }

@@ -8,15 +8,14 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 	"github.com/sandboxd/sandboxd/internal/relay"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
 // parsePorts reads values of --publish: [[ADDRESS:]HOSTPORT:]PORT[/tcp|udp], or unix:NAME:PORT.
@@ -164,12 +163,7 @@ func listenOn(ctx context.Context, where string) (net.Listener, error) {
 	if path == "" || path[0] == '@' { // an abstract socket is open to all users
 		return nil, errors.New("a Unix socket needs a path")
 	}
-	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
-		var cerr error
-		// The mode of the unbound socket is that of the file which bind makes: it never is wider.
-		err := conn.Control(func(fd uintptr) { cerr = unix.Fchmod(int(fd), 0o600) })
-		return errors.Join(err, cerr)
-	}}
+	config := net.ListenConfig{Control: unixmsg.OwnerOnly}
 	return config.Listen(ctx, "unix", path)
 }
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A Unix socket is its owner's, takes no other file's place, and ends with its listener.
+// A Unix socket has mode 0600, replaces no file, and is removed with its listener.
 func TestOpenListensOnUnixSockets(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := listenOn(t.Context(), "unix:"+path)

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -31,29 +32,57 @@ func execute(ctx context.Context, c *client.Client, id string, req api.ExecReque
 			return err
 		}
 		return ending(res.Exit, t, d.Stderr)
-	case t.tty || t.interactive:
-		end, err := converse(ctx, c, id, req, t, d)
+	case t.tty:
+		signals, begin, stop := cmdline.Forward(ctx)
+		defer stop()
+		end, err := converse(ctx, c, id, req, t, client.Streams{Signals: signals, Begun: begin}, d)
 		if err != nil {
 			return err
 		}
 		return ending(end.Exit, t, d.Stderr)
 	}
-	end, err := c.ExecStream(ctx, id, req, func(e api.ExecEvent) error {
-		out := client.Output(e)
-		if len(out) == 0 {
-			return nil
+	signals, begin, stop := cmdline.Forward(ctx)
+	defer stop()
+	end, err := piped(ctx, c, id, req, t, signals, begin, d)
+	if errors.Is(err, client.ErrNoPipes) {
+		if t.interactive {
+			end, err = converse(ctx, c, id, req, t, client.Streams{Signals: signals, Begun: begin}, d)
+		} else {
+			end, err = framed(ctx, c, id, req, client.Streams{Signals: signals, Begun: begin}, d)
 		}
-		w := d.Stdout
-		if e.Stream == "stderr" {
-			w = d.Stderr
-		}
-		_, err := w.Write(out)
-		return err
-	})
+	}
 	if err != nil {
 		return err
 	}
 	return ending(end.Exit, t, d.Stderr)
+}
+
+// piped runs a program whose output comes to us without passing through the daemon.
+func piped(ctx context.Context, c *client.Client, id string, req api.ExecRequest, t terminalFlags, signals <-chan string, begin func(), d deps) (*client.End, error) {
+	req.StdinOpen = t.interactive
+	p, err := c.ExecPipes(ctx, id, req)
+	if err != nil {
+		return nil, err
+	}
+	begin()
+	return connectPipes(ctx, p, signals, func(sig string) error {
+		err := c.SignalExec(ctx, id, p.ID, api.ExecSignal{Signal: sig})
+		if errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
+			return nil // it has ended
+		}
+		return err
+	}, d.Stdin, d.Stdout, d.Stderr, readerPatience)
+}
+
+// framed runs a program without stdin whose output comes through the daemon.
+func framed(ctx context.Context, c *client.Client, id string, req api.ExecRequest, s client.Streams, d deps) (_ *client.End, err error) {
+	var stop func()
+	s.Stdout, s.Stderr, stop, err = interruptibleOutput(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	return c.ExecSignalled(ctx, id, req, s)
 }
 
 // ending turns a program's end into our exit code, and explains it where the code is ambiguous.
@@ -75,8 +104,13 @@ func ending(e api.Exit, t terminalFlags, stderr io.Writer) error {
 }
 
 // converse connects the program to our stdin, and to our terminal if requested.
-func converse(ctx context.Context, c *client.Client, id string, req api.ExecRequest, t terminalFlags, d deps) (_ *client.End, err error) {
-	s := client.Streams{Stdout: d.Stdout, Stderr: d.Stderr}
+func converse(ctx context.Context, c *client.Client, id string, req api.ExecRequest, t terminalFlags, s client.Streams, d deps) (_ *client.End, err error) {
+	var stop func()
+	s.Stdout, s.Stderr, stop, err = interruptibleOutput(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
 	if t.tty {
 		req.TTY = true
 		req.Env = withTerm(req.Env)
@@ -131,6 +165,9 @@ func connect(s *client.Streams, t terminalFlags, d deps) (undo func(), err error
 		// Interrupt a pending Read, which would take the terminal's next line from the shell.
 		undos = append(undos, in.interrupt)
 		s.Stdin = in
+		if t.tty {
+			s.Stdin = withKeys(in, t.detachKeys, d.Stdin)
+		}
 	}
 	if t.tty && terminal(d.Stdout, d.Stdin) != nil {
 		resize, stop := watchSize(func() (api.TerminalSize, bool) { return windowSize(d) })

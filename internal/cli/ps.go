@@ -3,6 +3,9 @@ package cli
 import (
 	"context"
 	"fmt"
+	"net"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,9 +17,13 @@ import (
 )
 
 type psOptions struct {
-	quiet  bool
-	labels []string
-	json   bool
+	all     bool
+	quiet   bool
+	labels  []string
+	filters []string
+	format  string
+	noTrunc bool
+	json    bool
 }
 
 func newPs(d deps) *cobra.Command {
@@ -24,9 +31,20 @@ func newPs(d deps) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ps",
 		Short: "List sandboxes",
-		Long:  "List your sandboxes, oldest first, with their state and when they end.",
-		Args:  cmdline.UsageArgs(cobra.NoArgs),
-		RunE:  func(cmd *cobra.Command, _ []string) error { return runPs(cmd.Context(), opts, d) },
+		Long: `List your sandboxes of all states, oldest first. ENDS is what ends a sandbox first:
+its lifetime, or its idle timeout if nothing uses it before.
+
+Filters are KEY=VALUE with the key state (or status), name, id, label, image, profile
+or network (a mode, or the name of a network). Several of one key select sandboxes
+with any of the values, but for labels, of which all must be there. A name may have
+the wildcards * and ?.
+
+Besides the fields of --json, templates of --format have .Names, .Status, .RunningFor,
+.Ends and .Published.`,
+		Example: `  sandboxd ps --filter state=stopped --filter name='job-*'
+  sandboxd ps --format 'table {{.ID}}\t{{.Name}}\t{{.Status}}'`,
+		Args: cmdline.UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runPs(cmd.Context(), opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
 	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
@@ -34,8 +52,12 @@ func newPs(d deps) *cobra.Command {
 }
 
 func (o *psOptions) addFlags(f *pflag.FlagSet) {
+	f.BoolVarP(&o.all, "all", "a", false, "of all states, which is the default")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print ids only")
 	f.StringArrayVarP(&o.labels, "label", "l", nil, "only those with this `label`: key=value; may be given again")
+	f.StringArrayVar(&o.filters, "filter", nil, "only those with `key=value`; may be given again")
+	f.StringVar(&o.format, "format", "", formatUsage)
+	f.BoolVar(&o.noTrunc, "no-trunc", false, "print long reasons whole")
 	f.BoolVar(&o.json, "json", false, "print the list as JSON")
 }
 
@@ -45,18 +67,28 @@ func runPs(ctx context.Context, opts psOptions, d deps) error {
 			return cmdline.Usagef("--label %q is not key=value", l)
 		}
 	}
+	wanted, err := parseFilters(opts.filters, psKeys)
+	if err != nil {
+		return err
+	}
+	format, err := newFormat(opts.format)
+	if err != nil {
+		return err
+	}
 	c := d.Client()
 	defer c.Close()
 	sandboxes, err := c.ListSandboxes(ctx, client.ListOptions{Labels: opts.labels})
 	if err != nil {
 		return err
 	}
+	rows := []psRow{}
+	sandboxes = slices.DeleteFunc(sandboxes, func(s api.Sandbox) bool { return !wanted(&s) })
+	for _, s := range sandboxes {
+		rows = append(rows, psRow{s})
+	}
 	switch {
 	case opts.json:
-		if sandboxes == nil {
-			sandboxes = []api.Sandbox{}
-		}
-		return cmdline.PrintJSON(d.Stdout, api.SandboxList{Sandboxes: sandboxes})
+		return cmdline.PrintJSON(d.Stdout, api.SandboxList{Sandboxes: append([]api.Sandbox{}, sandboxes...)})
 	case opts.quiet:
 		for _, s := range sandboxes {
 			if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(s.ID)); err != nil {
@@ -64,17 +96,79 @@ func runPs(ctx context.Context, opts psOptions, d deps) error {
 			}
 		}
 		return nil
+	case format != nil:
+		return printAll(d.Stdout, format, rows)
 	}
-	rows := [][]string{{"ID", "NAME", "IMAGE", "STATE", "CREATED", "ENDS"}}
-	for _, s := range sandboxes {
-		state, ends := string(s.State), until(s.Deadline)
-		if s.Reason != "" && s.Reason != state {
-			state += " (" + s.Reason + ")"
+	table := [][]string{{"ID", "NAME", "IMAGE", "STATE", "CREATED", "ENDS"}}
+	for _, r := range rows {
+		state := r.Status()
+		if !opts.noTrunc && len([]rune(state)) > maxStatus {
+			state = truncate(state, maxStatus-3) + "..."
 		}
-		if s.State == api.StateStopped || s.State == api.StateLost {
-			ends = "-"
-		}
-		rows = append(rows, []string{s.ID, s.Name, s.Image, state, since(s.CreatedAt), ends})
+		table = append(table, []string{r.ID, r.Name, r.Image, state, r.RunningFor(), r.Ends()})
 	}
-	return cmdline.Table(d.Stdout, rows)
+	return cmdline.Table(d.Stdout, table)
+}
+
+// maxStatus is the width of a state with its reason in the list, in characters.
+const maxStatus = 80
+
+// psRow is a sandbox as templates see it. What it adds are methods, so that {{json .}} is what the
+// API answers.
+type psRow struct{ api.Sandbox }
+
+// Names returns the name: docker's templates use this field.
+func (r psRow) Names() string { return r.Name }
+
+// Status returns the state with its reason.
+func (r psRow) Status() string {
+	if r.Reason != "" && r.Reason != string(r.State) {
+		return string(r.State) + " (" + r.Reason + ")"
+	}
+	return string(r.State)
+}
+
+// RunningFor returns the time since the creation, in words.
+func (r psRow) RunningFor() string { return since(r.CreatedAt) }
+
+// Ends returns what ends the sandbox first, and when.
+func (r psRow) Ends() string {
+	switch {
+	case r.State == api.StateStopped || r.State == api.StateLost:
+		return "-"
+	case !r.IdleDeadline.IsZero() && (r.Deadline.IsZero() || r.IdleDeadline.Before(r.Deadline)):
+		return until(r.IdleDeadline) + " (idle)"
+	}
+	return until(r.Deadline)
+}
+
+// Published returns the published ports.
+func (r psRow) Published() string {
+	var out []string
+	for _, p := range r.Ports {
+		at := p.Socket
+		if at == "" {
+			at = net.JoinHostPort(p.Address, strconv.Itoa(int(p.HostPort)))
+		}
+		out = append(out, at+"->"+strconv.Itoa(int(p.Port)))
+	}
+	return strings.Join(out, ", ")
+}
+
+// psKeys compare a sandbox with the value of a filter.
+var psKeys = map[string]func(s *api.Sandbox, want string) bool{
+	"id":      func(s *api.Sandbox, want string) bool { return s.ID == want },
+	"name":    func(s *api.Sandbox, want string) bool { return matchName(s.Name, want) },
+	"state":   func(s *api.Sandbox, want string) bool { return string(s.State) == want },
+	"status":  func(s *api.Sandbox, want string) bool { return string(s.State) == want },
+	"image":   func(s *api.Sandbox, want string) bool { return matchImage(s.Image, want) || s.ImageDigest == want },
+	"profile": func(s *api.Sandbox, want string) bool { return s.Profile == want },
+	"network": func(s *api.Sandbox, want string) bool {
+		return string(s.Network.Mode) == want || slices.Contains(s.Network.Join, want) || s.Network.Mode == "" && want == string(api.NetworkNone)
+	},
+	"label": func(s *api.Sandbox, want string) bool {
+		key, value, exact := strings.Cut(want, "=")
+		got, has := s.Labels[key]
+		return has && (!exact || got == value)
+	},
 }

@@ -27,10 +27,14 @@ func Main(ctx context.Context, args []string, version string) int {
 }
 
 func run(ctx context.Context, args []string, d deps) int {
-	root := newRoot(d)
+	root := newRoot(d) //nolint:contextcheck // cobra gives the commands their context
 	if forAgent(root, args) {
 		cmdline.Explain(d.Stderr, execAgent(args))
 		return cmdline.CodeOurs
+	}
+	if err := explainCommand(root, args); err != nil {
+		cmdline.Explain(d.Stderr, err)
+		return cmdline.CodeUsage
 	}
 	return cmdline.Run(ctx, args, root, d.Stderr)
 }
@@ -61,14 +65,16 @@ it where none is running.
   sandboxd doctor                                  what this host can enforce`,
 	})
 	for _, newCommand := range []func(deps) *cobra.Command{
-		newRun, newCreate, newExec, newPs, newStop, newStart, newPause, newResume, newUpdate, newStats, newDiff, newCommit, newRm, newPruneEnded, newCp, newFiles,
+		newRun, newCreate, newExec, newPs, newStop, newStart, newPause, newResume, newUpdate, newStats, newSystem, newRename, newInspect, newDiff, newChanges, newApply, newCommit, newRm, newPruneEnded, newCp, newFiles,
 		newSnapshot, newSnapshots, newFork, newRollback,
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
-		newAttach, newExecs, newKill, newTop, newLogs, newFlows, newPort, newOpen, newSecret, newWait,
+		newAttach, newExecs, newKill, newTop, newLogs, newEvents, newFlows, newPort, newOpen, newNetwork, newSecret, newWait,
 		newAgent,
-		newServe, newShutdown, newDoctor, newProfiles, newPolicy, newDocs, newVersion,
+		newServe, newConfig, newShutdown, newDoctor, newProfiles, newPolicy, newDocs, newVersion,
 	} {
 		root.AddCommand(newCommand(d))
 	}
+	root.SetFlagErrorFunc(explainFlag)
+	addCompletion(root, d)
 	return root
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,6 +24,7 @@ type runOptions struct {
 	terminalFlags
 
 	keep   bool
+	remove bool
 	detach bool
 	learn  string // file for the policy, or learnedOnStderr; empty: none is learned
 
@@ -32,19 +35,27 @@ type runOptions struct {
 func newRun(d deps) *cobra.Command {
 	var opts runOptions
 	cmd := &cobra.Command{
-		Use:   "run [flags] [IMAGE] -- PROGRAM [ARG]...\n  sandboxd run [flags] IMAGE PROGRAM [ARG]...",
+		Use:   "run [flags] [IMAGE] -- PROGRAM [ARG]...\n  sandboxd run [flags] IMAGE [ARG]...",
 		Short: "Run a program in a new sandbox and delete it afterwards",
 		Long: `Run a program in a new sandbox and delete the sandbox afterwards, whatever
-happens. Output and exit code are the program's.
+happens: also when this command is killed. With --workspace the sandbox stays,
+for its changes. Output and exit code are the program's.
+SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the program; a second SIGINT within a
+second kills it. With --json they kill it at once.
+
+What stands behind the image replaces its CMD, and goes to its ENTRYPOINT if it
+has one; without anything the image's own command runs. --entrypoint PROGRAM runs
+another program.
 
 The image is "host" unless one is named: this host's own /usr, read-only, and
 nothing else of it. An image that is not here yet is pulled. Where no daemon
 runs, one is started in the background and ends when it is idle.`,
 		Example: `  sandboxd run -- python3 -c 'print(1)'
   sandboxd run --memory 256m --timeout 10s debian:12 -- sh -c 'echo hi; exit 3'
-  sandboxd run -it debian:12 bash
+  sandboxd run -it debian:12
+  sandboxd run --entrypoint pg_dump postgres:17 --version
   sandboxd run --learn=policy.yaml python:3 pip install requests
-  id=$(sandboxd run -d debian:12)
+  id=$(sandboxd run -d --restart on-failure:3 redis:8)
   id=$(sandboxd run -d debian:12 -- make -C /src); sandboxd logs -f $id; sandboxd wait $id`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := opts.parse(args, cmd.ArgsLenAtDash()); err != nil {
@@ -58,9 +69,10 @@ runs, one is started in the background and ends when it is idle.`,
 				return err
 			}
 			if opts.detach {
-				if err := opts.main(&req, opts.argv, opts.tty, opts.interactive); err != nil {
+				if err := opts.main(&req, opts.argv, opts.tty, opts.interactive, true); err != nil {
 					return err
 				}
+				req.AutoRemove = opts.remove
 			}
 			return runRun(cmd.Context(), opts, req, d)
 		},
@@ -75,7 +87,8 @@ func (o *runOptions) addFlags(f *pflag.FlagSet) {
 	o.sandboxFlags.addFlags(f)
 	o.terminalFlags.addFlags(f)
 	f.BoolVar(&o.keep, "keep", false, "do not delete the sandbox afterwards")
-	f.BoolVarP(&o.detach, "detach", "d", false, "only create the sandbox, with PROGRAM as its main process if one is named, and print its id, as create does")
+	f.BoolVar(&o.remove, "rm", false, "delete the sandbox afterwards, as run does in any case but with --workspace; with --detach the daemon deletes it when it has ended")
+	f.BoolVarP(&o.detach, "detach", "d", false, "only create the sandbox, with PROGRAM or the image's command as its main process, and print its id")
 	f.StringVar(&o.learn, "learn", "", "allow what is public, or what --network says, and print the smallest policy that sufficed, or write it to `FILE`")
 	f.Lookup("learn").NoOptDefVal = learnedOnStderr
 }
@@ -97,13 +110,19 @@ func (o *runOptions) parse(args []string, dash int) error {
 	}
 	o.argv = args
 	switch {
+	case o.remove && o.keep:
+		return cmdline.Usagef("--rm deletes the sandbox and --keep keeps it; give one of them")
+	case o.remove && o.restart != "" && o.restart != "no":
+		return cmdline.Usagef("--rm deletes the sandbox when its program has ended, and --restart starts it again; give one of them")
+	case !o.detach && o.restart != "" && o.restart != "no":
+		return cmdline.Usagef("--restart is about the main process of a sandbox that stays; give --detach")
 	case o.detach && o.timeout != 0:
 		return cmdline.Usagef("--detach: a main process has no --timeout of its own; the sandbox has a --lifetime")
 	case !o.detach && o.imageCommand:
 		return cmdline.Usagef("--image-command is about the main process of a sandbox that stays; give --detach, or name a program")
-	case !o.detach && len(args) == 0:
+	case !o.detach && len(args) == 0 && (o.image == "" || o.image == api.HostImage):
 		return cmdline.Usagef("no program is named; as in: sandboxd run %s -- PROGRAM", orHost(o.image))
-	case !o.detach && args[0] == "":
+	case !o.detach && len(args) > 0 && args[0] == "" && o.image == "":
 		return cmdline.Usagef("the program has an empty name")
 	}
 	return nil
@@ -125,16 +144,29 @@ func runRun(ctx context.Context, opts runOptions, req api.CreateSandbox, d deps)
 	if opts.timeout != 0 && req.Timeout == 0 {
 		req.Timeout = lifetimeFor(float64(opts.timeout))
 	}
-	sb, err := cmdline.CreateSandbox(ctx, c, req, d.Stderr)
+	changes := req.Workspace != nil && !opts.detach && !opts.remove && !opts.keep // to be looked at afterwards
+	var sb *api.Sandbox
+	if opts.detach || opts.keep || changes {
+		sb, err = cmdline.CreateSandbox(ctx, c, req, d.Stderr)
+	} else {
+		var tie io.Closer
+		sb, tie, err = cmdline.CreateTied(ctx, c, req, d.Stderr)
+		if err == nil {
+			defer tie.Close() // after the deletion
+		}
+	}
 	if err != nil {
 		return err
 	}
 	if opts.detach {
 		return printCreated(sb, opts.json, d)
 	}
-	if opts.keep {
+	switch {
+	case changes:
+		defer hintChanges(sb, d)
+	case opts.keep:
 		fmt.Fprintf(d.Stderr, "sandboxd: the sandbox stays: %s (%s)\n", sb.ID, cmdline.Printable(sb.Name))
-	} else {
+	default:
 		defer func() {
 			if derr := remove(ctx, c, sb.ID); derr != nil {
 				// The program's own exit code stands, but the user must know about the sandbox.
@@ -157,7 +189,26 @@ func runRun(ctx context.Context, opts runOptions, req api.CreateSandbox, d deps)
 			}
 		}()
 	}
-	return execute(ctx, c, sb.ID, api.ExecRequest{Argv: opts.argv}, opts.terminalFlags, d)
+	argv, err := programOf(sb, opts.argv)
+	if err != nil {
+		return err
+	}
+	return execute(ctx, c, sb.ID, api.ExecRequest{Argv: argv}, opts.terminalFlags, d)
+}
+
+// programOf returns the program of a sandbox with arguments in the place of its image's CMD.
+func programOf(sb *api.Sandbox, args []string) ([]string, error) {
+	if len(args) == 0 {
+		args = sb.Cmd
+	}
+	argv := slices.Concat(sb.Entrypoint, args)
+	switch {
+	case len(argv) == 0:
+		return nil, fmt.Errorf("image %s says no command: it has neither ENTRYPOINT nor CMD; name a program, as in: sandboxd run %s -- PROGRAM", sb.Image, sb.Image)
+	case argv[0] == "":
+		return nil, cmdline.Usagef("the program has an empty name")
+	}
+	return argv, nil
 }
 
 // lifetimeFor returns the lifetime of a sandbox whose program has a timeout. Zero, the daemon's

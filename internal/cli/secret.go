@@ -176,6 +176,10 @@ func runSecretLs(ctx context.Context, asJSON bool, d deps) error {
 	rows := [][]string{{"NAME", "KIND", "HOST", "METHODS", "PATHS", "VARIABLE", "CHANGED"}}
 	for i := range list {
 		s := &list[i]
+		if s.Error != "" {
+			rows = append(rows, []string{s.Name, "(unreadable)", "-", "-", "-", "-", "-"})
+			continue
+		}
 		kind, when := string(s.Kind), "(file)"
 		if s.Header != "" {
 			kind += " " + s.Header
@@ -188,7 +192,17 @@ func runSecretLs(ctx context.Context, asJSON bool, d deps) error {
 			cmp.Or(s.Variable, "-"), when,
 		})
 	}
-	return cmdline.Table(d.Stdout, rows)
+	if err := cmdline.Table(d.Stdout, rows); err != nil {
+		return err
+	}
+	for i := range list {
+		if list[i].Error != "" {
+			if _, err := fmt.Fprintln(d.Stderr, cmdline.Printable(list[i].Error)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func newSecretRm(d deps) *cobra.Command {

@@ -21,6 +21,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/boot"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 	"github.com/sandboxd/sandboxd/internal/dirs"
+	"github.com/sandboxd/sandboxd/internal/hostdir"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 )
@@ -31,63 +32,77 @@ import (
 type serveOptions struct {
 	boot.Options
 
-	pools   []string // IMAGE=N, IMAGE=auto or IMAGE=auto:N, with an optional ,PROFILE
-	ceiling string
+	config     string // a file in place of the usual ones, or noConfig
+	background bool   // a command has started the daemon
+	level      string
+	pools      []string // IMAGE=N, IMAGE=auto or IMAGE=auto:N, with an optional ,PROFILE
+	services   []string // NAME=unix:PATH
+	ceiling    string
+
+	imageLimit, snapshotLimit, memory, reserve cmdline.Size
+	logSize, logLimit, agentLimit              cmdline.Size
+}
+
+// backgroundIdleExit is the default of --idle-exit of a daemon that a command has started.
+const backgroundIdleExit = 5 * time.Minute
+
+// newServeOptions returns the defaults.
+func newServeOptions() *serveOptions {
+	return &serveOptions{
+		Options: boot.Options{
+			DefaultTimeout:     time.Hour,
+			DefaultIdleTimeout: 10 * time.Minute,
+			UnpackLimits:       layer.DefaultLimits(),
+			LogFiles:           3,
+			AgentRuns:          8,
+			AgentAge:           30 * 24 * time.Hour,
+			EndedAge:           30 * 24 * time.Hour,
+		},
+		level:      "info",
+		memory:     cmdline.Size{Least: 64 << 20},
+		logSize:    cmdline.Size{Given: true, Bytes: 4 << 20, Least: 256 << 10},
+		logLimit:   cmdline.Size{Given: true, Bytes: 2 << 30, Least: 1 << 20},
+		agentLimit: cmdline.Size{Given: true, Bytes: 20 << 30},
+	}
 }
 
 func newServe(d deps) *cobra.Command {
-	opts := serveOptions{Options: boot.Options{
-		DefaultTimeout:     time.Hour,
-		DefaultIdleTimeout: 10 * time.Minute,
-		UnpackLimits:       layer.DefaultLimits(),
-		LogFiles:           3,
-		AgentRuns:          8,
-		AgentAge:           30 * 24 * time.Hour,
-		EndedAge:           30 * 24 * time.Hour,
-	}}
-	var level string
-	var limit, snapshots, memory, reserve cmdline.Size
-	logs := cmdline.Size{Given: true, Bytes: 4 << 20, Least: 256 << 10}
-	allLogs := cmdline.Size{Given: true, Bytes: 2 << 30, Least: 1 << 20}
-	runs := cmdline.Size{Given: true, Bytes: 20 << 30}
+	opts := newServeOptions()
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon in the foreground",
 		Long: `Run the daemon in the foreground: it answers on the socket until SIGTERM, SIGINT or
 "sandboxd shutdown" ends it. Sandboxes outlive a daemon that is killed; the next
-one on the same data directory adopts them. The log goes to stderr.`,
+one on the same data directory adopts them. The log goes to stderr.
+
+Every flag may stand in a config file instead; "sandboxd config" has more. On
+SIGHUP the daemon reads it again.`,
 		Args: cmdline.UsageArgs(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := opts.LogLevel.UnmarshalText([]byte(level)); err != nil {
-				return cmdline.Usagef("--log-level %q: want debug, info, warn or error", level)
-			}
-			if opts.LogFiles < 2 || opts.LogFiles > 1000 {
-				return cmdline.Usagef("--log-files %d: must be from 2 to 1000", opts.LogFiles)
-			}
-			if opts.AgentRuns < 1 || opts.AgentRuns > 1000 {
-				return cmdline.Usagef("--agent-runs %d: must be from 1 to 1000", opts.AgentRuns)
-			}
-			opts.Socket, opts.ImageLimit, opts.SnapshotLimit, opts.LogSize = d.SocketFlag(), limit.Bytes, snapshots.Bytes, logs.Bytes
-			opts.LogLimit, opts.AgentLimit = allLogs.Bytes, runs.Bytes
-			opts.Memory, opts.DiskReserve = memory.Bytes, -1
-			if reserve.Given {
-				opts.DiskReserve = reserve.Bytes
-			}
-			return runServe(cmd.Context(), opts, d)
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return runServe(cmd.Context(), opts, cmd.Flags(), d) },
 	}
 	opts.addFlags(cmd.Flags())
-	cmd.Flags().StringVar(&level, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
-	cmd.Flags().Var(&limit, "image-limit", "maximum disk space for images, such as 20g; least recently used ones without a sandbox are removed first (default: no limit)")
-	cmd.Flags().Var(&snapshots, "snapshot-limit", "maximum disk space for snapshots, such as 20g; oldest ones without a sandbox are removed first (default: no limit)")
-	cmd.Flags().Var(&logs, "log-size", "maximum size of a log file, such as 1m, before the next one is started; at least 256k")
-	cmd.Flags().Var(&allLogs, "log-limit", "maximum disk space for logs, such as 10g; oldest files of the largest logs are removed first, except those being written")
-	cmd.Flags().Var(&runs, "agent-limit", "maximum disk space for hosted runs, such as 100g; oldest idle ones are removed first, after at least an hour; 0: no limit")
-	memory.Least = 64 << 20
-	cmd.Flags().Var(&memory, "memory", "memory for all sandboxes together, such as 20g: the sum of their limits, and a ceiling (default: no bound; with --multi-tenant 85% of the host's)")
-	cmd.Flags().Var(&reserve, "disk-reserve", "free disk space that is left to the daemon, such as 5g; 0: none (default: 5% of the disk, at most 1g)")
 	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
+}
+
+// convert fills in the options whose flags have other types.
+func (o *serveOptions) convert(socket string) error {
+	if err := o.LogLevel.UnmarshalText([]byte(o.level)); err != nil {
+		return cmdline.Usagef("--log-level %q: want debug, info, warn or error", o.level)
+	}
+	if o.LogFiles < 2 || o.LogFiles > 1000 {
+		return cmdline.Usagef("--log-files %d: must be from 2 to 1000", o.LogFiles)
+	}
+	if o.AgentRuns < 1 || o.AgentRuns > 1000 {
+		return cmdline.Usagef("--agent-runs %d: must be from 1 to 1000", o.AgentRuns)
+	}
+	o.Socket, o.ImageLimit, o.SnapshotLimit, o.LogSize = socket, o.imageLimit.Bytes, o.snapshotLimit.Bytes, o.logSize.Bytes
+	o.LogLimit, o.AgentLimit = o.logLimit.Bytes, o.agentLimit.Bytes
+	o.Memory, o.DiskReserve = o.memory.Bytes, -1
+	if o.reserve.Given {
+		o.DiskReserve = o.reserve.Bytes
+	}
+	return nil
 }
 
 func (o *serveOptions) addFlags(f *pflag.FlagSet) {
@@ -110,23 +125,42 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.EndedLimit, "ended-limit", 0, "maximum `number` of ended sandboxes; oldest are removed first, after at least an hour; 0: no limit")
 	f.DurationVar(&o.SnapshotAge, "snapshot-age", 0, "maximum age of snapshots without a sandbox and without the label sandboxd.keep (default: no limit)")
 	f.StringVar(&o.ceiling, "network-ceiling", "", "most that network policies may allow: a policy `file`, presets such as pypi,npm, full, or none (default: no bound; for tenants full)")
+	f.StringArrayVar(&o.MountRoots, "mount-root", nil, "`directory` below which sandboxes may have directories of the host (-v, --mount); for one's own daemon also $HOME or below it; repeatable (default: none)")
+	f.StringArrayVar(&o.services, "service", nil, "Unix socket of this host that network policies may open by name: `NAME=unix:PATH`, such as models=unix:/run/models.sock; repeatable")
 	f.StringVar(&o.Secrets, "secrets", "", "YAML `file` of secrets that the gateway puts into requests of sandboxes; see docs/guides/network-policy.md")
 	f.StringVar(&o.Profiles, "profiles", "", "`directory` of security profiles beside the built-in ones (default: none)")
 	f.IntVar(&o.AgentRuns, "agent-runs", o.AgentRuns, "maximum `number` of hosted agent runs in progress, from 1 to 1000")
 	f.DurationVar(&o.AgentAge, "agent-age", o.AgentAge, "maximum age of idle hosted agent runs; 0: no limit")
 	f.StringArrayVar(&o.AgentInputs, "agent-inputs", nil, "`directory` below which hosted agent runs may read input_dir and model.replay; repeatable (default: none)")
 	f.DurationVar(&o.IdleExit, "idle-exit", 0, "end after this time without a sandbox and a request (default: never)")
+	f.StringVar(&o.level, "log-level", o.level, "least `level` that is logged: debug, info, warn or error")
+	f.Var(&o.imageLimit, "image-limit", "maximum disk space for images, such as 20g; least recently used ones without a sandbox are removed first (default: no limit)")
+	f.Var(&o.snapshotLimit, "snapshot-limit", "maximum disk space for snapshots, such as 20g; oldest ones without a sandbox are removed first (default: no limit)")
+	f.Var(&o.logSize, "log-size", "maximum size of a log file, such as 1m, before the next one is started; at least 256k")
+	f.Var(&o.logLimit, "log-limit", "maximum disk space for logs, such as 10g; oldest files of the largest logs are removed first, except those being written")
+	f.Var(&o.agentLimit, "agent-limit", "maximum disk space for hosted runs, such as 100g; oldest idle ones are removed first, after at least an hour; 0: no limit")
+	f.Var(&o.memory, "memory", "memory for all sandboxes together, such as 20g: the sum of their limits, and a ceiling (default: no bound; with --multi-tenant 85% of the host's)")
+	f.Var(&o.reserve, "disk-reserve", "free disk space that is left to the daemon, such as 5g; 0: none (default: 5% of the disk, at most 1g)")
+	f.StringVar(&o.config, flagConfig, "", "read this `file` of settings only; none: no file (default: /etc/sandboxd/sandboxd.yaml, and the user's own)")
+	f.BoolVar(&o.background, flagBackground, false, "")
+	_ = f.MarkHidden(flagBackground) // the command line's own, when it starts a daemon
 }
 
-func runServe(ctx context.Context, opts serveOptions, d deps) error {
-	o, err := opts.complete(os.Getenv("SANDBOXD_SOCKET"), dirs.Default)
+func runServe(ctx context.Context, opts *serveOptions, flags *pflag.FlagSet, d deps) error {
+	given := *opts
+	c, err := opts.load(flags, flags.Changed, hostConfig())
+	if err != nil {
+		return &cmdline.UsageError{Err: err}
+	}
+	o, err := opts.finish(c, d)
 	if err != nil {
 		return err
 	}
+	o.ConfigFiles, o.Hangup, o.Reload = c.files, cmdline.Hangups(ctx, os.Stdin, os.Stdout, os.Stderr), reloader(given, flags, c)
 	o.Version = d.version
 	err = d.serve(ctx, o)
 	if _, ok := errors.AsType[*boot.OptionError](err); ok {
-		return &cmdline.UsageError{Err: err} // all of it: others may be joined to the option's
+		return &cmdline.UsageError{Err: c.placed(err)} // all of it: others may be joined to the option's
 	}
 	if _, ok := errors.AsType[cmdline.Signalled](context.Cause(ctx)); ok && (err == nil || errors.Is(err, context.Cause(ctx)) || errors.Is(err, context.Canceled)) {
 		return nil // a requested end
@@ -183,6 +217,13 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 		}
 		opts.RegistryCAs[i] = abs
 	}
+	for i, dir := range opts.MountRoots {
+		found, err := mountRoot(dir, os.Geteuid(), os.Getenv("HOME"))
+		if err != nil {
+			return opts, err
+		}
+		opts.MountRoots[i] = found
+	}
 	for i, dir := range opts.AgentInputs {
 		found, err := inputsDir(dir)
 		if err != nil {
@@ -216,6 +257,19 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 		}
 		opts.NetworkCeiling = ceiling
 	}
+	for _, text := range o.services {
+		name, path, err := parseService(text)
+		if err != nil {
+			return opts, err
+		}
+		if opts.Services[name] != "" {
+			return opts, cmdline.Usagef("--service names %s twice", name)
+		}
+		if opts.Services == nil {
+			opts.Services = make(map[string]string)
+		}
+		opts.Services[name] = path
+	}
 	seen := make(map[boot.Pool]bool)
 	for _, text := range o.pools {
 		pool, err := parsePool(text)
@@ -229,23 +283,33 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 		}
 		seen[pool] = true
 	}
+	return opts, checkValues(&opts)
+}
+
+// checkValues checks the ranges of options that their flags do not. Each error begins with the
+// flag.
+func checkValues(o *boot.Options) error {
 	switch {
-	case opts.DefaultTimeout <= 0:
-		return opts, cmdline.Usagef("--default-timeout %v: every sandbox has an end, so it must be greater than 0", opts.DefaultTimeout)
-	case opts.DefaultIdleTimeout <= 0:
-		return opts, cmdline.Usagef("--default-idle-timeout %v: every sandbox has an end, so it must be greater than 0", opts.DefaultIdleTimeout)
-	case opts.EndedAge < 0 || opts.SnapshotAge < 0 || opts.AgentAge < 0:
-		return opts, cmdline.Usagef("--ended-age %v, --snapshot-age %v, --agent-age %v: none may be negative", opts.EndedAge, opts.SnapshotAge, opts.AgentAge)
-	case opts.Pids < 0 || opts.Pids > 0 && opts.Pids < 64:
-		return opts, cmdline.Usagef("--pids %d: must be at least 64", opts.Pids)
-	case opts.Overcommit != 0 && !(opts.Overcommit >= 1 && opts.Overcommit <= 100): // NaN too
-		return opts, cmdline.Usagef("--overcommit %v: must be from 1 to 100", opts.Overcommit)
-	case opts.EndedLimit < 0:
-		return opts, cmdline.Usagef("--ended-limit %d is negative", opts.EndedLimit)
-	case opts.IdleExit < 0:
-		return opts, cmdline.Usagef("--idle-exit %v is negative", opts.IdleExit)
+	case o.DefaultTimeout <= 0:
+		return cmdline.Usagef("--default-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultTimeout)
+	case o.DefaultIdleTimeout <= 0:
+		return cmdline.Usagef("--default-idle-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultIdleTimeout)
+	case o.EndedAge < 0:
+		return cmdline.Usagef("--ended-age %v is negative", o.EndedAge)
+	case o.SnapshotAge < 0:
+		return cmdline.Usagef("--snapshot-age %v is negative", o.SnapshotAge)
+	case o.AgentAge < 0:
+		return cmdline.Usagef("--agent-age %v is negative", o.AgentAge)
+	case o.Pids < 0 || o.Pids > 0 && o.Pids < 64:
+		return cmdline.Usagef("--pids %d: must be at least 64", o.Pids)
+	case o.Overcommit != 0 && !(o.Overcommit >= 1 && o.Overcommit <= 100): // NaN too
+		return cmdline.Usagef("--overcommit %v: must be from 1 to 100", o.Overcommit)
+	case o.EndedLimit < 0:
+		return cmdline.Usagef("--ended-limit %d is negative", o.EndedLimit)
+	case o.IdleExit < 0:
+		return cmdline.Usagef("--idle-exit %v is negative", o.IdleExit)
 	}
-	return opts, nil
+	return nil
 }
 
 // inputsDir resolves a directory of --agent-inputs.
@@ -264,6 +328,29 @@ func inputsDir(dir string) (string, error) {
 		return "", cmdline.Usagef("--agent-inputs %q: that is all there is; name the directory that has the input", dir)
 	}
 	return found, nil
+}
+
+// maxSocketPath is the longest path of a Unix socket: sun_path without its NUL.
+const maxSocketPath = 107
+
+// parseService parses NAME=unix:PATH. The server may listen later: programs that connect before are
+// told so.
+func parseService(s string) (name, path string, err error) {
+	name, to, _ := strings.Cut(s, "=")
+	path, ok := strings.CutPrefix(to, "unix:")
+	switch {
+	case !ok || path == "" || !policy.IsSocketName(name):
+		return "", "", cmdline.Usagef("--service %q: want NAME=unix:PATH; a name has up to 63 lower-case letters, digits and inner hyphens", s)
+	case path[0] == '@':
+		return "", "", cmdline.Usagef("--service %q: abstract sockets have no owner, and any program can listen there first", s)
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return "", "", fmt.Errorf("make %s absolute: %w", s, err)
+	}
+	if len(path) > maxSocketPath {
+		return "", "", cmdline.Usagef("--service %q: the path of a socket has at most %d bytes", s, maxSocketPath)
+	}
+	return name, path, nil
 }
 
 // maxPool is the maximum size of a pool: idle sandboxes take memory, and a daemon has at most a
@@ -345,4 +432,20 @@ func (l *unpackLimits) Set(text string) error {
 		}
 	}
 	return nil
+}
+
+// mountRoot returns the directory that a value of --mount-root means. Root has no $HOME there: the
+// daemon of a service manager would have another than that of a shell.
+func mountRoot(dir string, uid int, home string) (string, error) {
+	if rest, ok := strings.CutPrefix(dir, "$HOME"); ok && (rest == "" || rest[0] == '/') {
+		if uid == 0 || !filepath.IsAbs(home) {
+			return "", cmdline.Usagef("--mount-root %s: $HOME is for the daemon of an ordinary user, who has one; name the directory", dir)
+		}
+		dir = home + rest
+	}
+	found, err := hostdir.Root(dir)
+	if err != nil {
+		return "", cmdline.Usagef("--mount-root: %w", err)
+	}
+	return found, nil
 }

@@ -45,7 +45,7 @@ What has not ended after the grace is killed.`,
 }
 
 type startOptions struct {
-	lifetime cmdline.Seconds
+	lifetime lifetime
 	idle     bool
 	json     bool
 }
@@ -98,10 +98,11 @@ programs can see, and which one that wants to can get around.`,
 func newResume(d deps) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "resume [flags] SANDBOX...",
-		Short: "Let paused sandboxes go on",
-		Long:  "Let paused sandboxes go on, and print their ids. Their idle time begins anew.",
-		Args:  cmdline.UsageArgs(cobra.MinimumNArgs(1)),
+		Use:     "resume [flags] SANDBOX...",
+		Aliases: []string{"unpause"},
+		Short:   "Let paused sandboxes go on",
+		Long:    "Let paused sandboxes go on, and print their ids. Their idle time begins anew.",
+		Args:    cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runTransition(cmd.Context(), args, asJSON, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
 				return c.ResumeSandbox(ctx, id)

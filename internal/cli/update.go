@@ -16,7 +16,7 @@ type updateOptions struct {
 	limitFlags
 
 	labels   []string
-	lifetime cmdline.Seconds
+	lifetime lifetime
 	idle     cmdline.Seconds
 	network  cmdline.Network
 	json     bool
@@ -104,6 +104,12 @@ func (o *updateOptions) request(changed func(string) bool) (api.UpdateSandbox, e
 	}
 	if changed("io-write-iops") {
 		l.IO.WriteIOPS = &o.writeIOPS
+	}
+	if changed("disk") {
+		l.Disk = &o.disk.Bytes
+	}
+	if changed("inodes") {
+		l.Inodes = &o.inodes.N
 	}
 	for _, label := range o.labels {
 		key, value, set := strings.Cut(label, "=")

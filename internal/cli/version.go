@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"runtime/debug"
@@ -42,9 +41,9 @@ func runVersion(ctx context.Context, opts versionOptions, d deps) error {
 		Client string          `json:"client"`
 		Go     string          `json:"go"`
 		Daemon *api.SystemInfo `json:"daemon,omitempty"`
-	}{Client: "unknown"}
+	}{Client: d.version}
 	if info, ok := debug.ReadBuildInfo(); ok {
-		v.Client, v.Go = cmp.Or(info.Main.Version, v.Client), info.GoVersion
+		v.Client, v.Go = buildVersion(d.version, info), info.GoVersion
 	}
 	if sys, err := c.System(ctx); err == nil { // without a daemon there is no second version
 		v.Daemon = sys
@@ -59,3 +58,29 @@ func runVersion(ctx context.Context, opts versionOptions, d deps) error {
 	_, err := fmt.Fprintf(d.Stdout, "sandboxd %s (%s)\ndaemon   %s\n", v.Client, v.Go, cmdline.Printable(daemon))
 	return err
 }
+
+// buildVersion returns the version that the linker has set, or that of the module, or the commit.
+func buildVersion(linked string, info *debug.BuildInfo) string {
+	if linked != "" && linked != unknownVersion {
+		return linked
+	}
+	if v := info.Main.Version; v != "" && v != "(devel)" {
+		return v
+	}
+	var commit, dirty string
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			commit = s.Value[:min(len(s.Value), 12)]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			dirty = "-dirty"
+		}
+	}
+	if commit == "" {
+		return unknownVersion
+	}
+	return commit + dirty
+}
+
+// unknownVersion is the version of a build that nothing tells.
+const unknownVersion = "unknown"

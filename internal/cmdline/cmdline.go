@@ -6,6 +6,7 @@ package cmdline
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -51,7 +52,7 @@ func NewRoot(d Deps, root *cobra.Command) (Deps, *cobra.Command) {
 	root.SetIn(d.Stdin)
 	root.SetOut(d.Stdout)
 	root.SetErr(d.Stderr)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &UsageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &UsageError{FlagError(err)} })
 	root.SetUsageTemplate(root.UsageTemplate() + exitStatusTemplate)
 	ExitStatus(root, ExitPlain)
 	return d, root
@@ -63,7 +64,21 @@ func NewRoot(d Deps, root *cobra.Command) (Deps, *cobra.Command) {
 // A signal does not interrupt the request. It takes milliseconds, and after an interrupted one the
 // caller would not know whether there is a sandbox to delete.
 func CreateSandbox(ctx context.Context, c *client.Client, req api.CreateSandbox, stderr *os.File) (*api.Sandbox, error) {
-	sb, err := c.CreateSandbox(context.WithoutCancel(ctx), req)
+	return createSandbox(ctx, c, req, stderr, c.CreateSandbox)
+}
+
+// CreateTied is [CreateSandbox] for a sandbox that the daemon deletes when the caller closes tie,
+// or dies.
+func CreateTied(ctx context.Context, c *client.Client, req api.CreateSandbox, stderr *os.File) (sb *api.Sandbox, tie io.Closer, err error) {
+	sb, err = createSandbox(ctx, c, req, stderr, func(ctx context.Context, req api.CreateSandbox) (sb *api.Sandbox, err error) {
+		sb, tie, err = c.CreateTied(ctx, req)
+		return sb, err
+	})
+	return sb, tie, err
+}
+
+func createSandbox(ctx context.Context, c *client.Client, req api.CreateSandbox, stderr *os.File, create func(context.Context, api.CreateSandbox) (*api.Sandbox, error)) (*api.Sandbox, error) {
+	sb, err := create(context.WithoutCancel(ctx), req)
 	if !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) || req.Image == "" || req.Image == api.HostImage {
 		return sb, err
 	}
@@ -76,5 +91,5 @@ func CreateSandbox(ctx context.Context, c *client.Client, req api.CreateSandbox,
 	if perr != nil {
 		return nil, perr
 	}
-	return c.CreateSandbox(context.WithoutCancel(ctx), req)
+	return create(context.WithoutCancel(ctx), req)
 }

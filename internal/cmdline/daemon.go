@@ -18,8 +18,6 @@ import (
 )
 
 const (
-	// idleExit is the --idle-exit of a daemon that a command starts.
-	idleExit = 5 * time.Minute
 	// startTimeout limits the time until a new daemon answers, and only ends one that hangs. Its
 	// launcher may take two minutes on a busy machine.
 	startTimeout = 3 * time.Minute
@@ -48,7 +46,7 @@ func (d Deps) Daemon(ctx context.Context) (*client.Client, error) {
 		return nil, fmt.Errorf("no daemon was running, and starting one went wrong: %w", err)
 	}
 	if pid != 0 {
-		fmt.Fprintf(d.Stderr, "sandboxd: no daemon was running; started one (pid %d, log %s); stop it with: sandboxd shutdown\n", pid, s.log)
+		fmt.Fprintf(d.Stderr, "sandboxd: no daemon was running; started one (pid %d, log %s); stop it with: sandboxd shutdown (sandboxes keep their files)\n", pid, s.log)
 	}
 	return c, nil
 }
@@ -93,8 +91,8 @@ func (s *starter) start(ctx context.Context) (pid int, err error) {
 		return 0, fmt.Errorf("find sandboxd: %w", err)
 	}
 	// CommandContext would end the daemon with this command.
-	cmd := exec.Command(exe, "serve", "--idle-exit", idleExit.String(), "--socket", s.socket) //nolint:gosec,noctx // our own program; it outlives the command
-	cmd.Dir = "/"                                                                             // do not keep the caller's directory busy
+	cmd := exec.Command(exe, "serve", "--background", "--socket", s.socket) //nolint:gosec,noctx // our own program; it outlives the command
+	cmd.Dir = "/"                                                           // do not keep the caller's directory busy
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // keep the terminal's signals from the daemon
 	if err := cmd.Start(); err != nil {

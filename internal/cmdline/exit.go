@@ -7,13 +7,17 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -58,11 +62,16 @@ type Signalled struct{ sig syscall.Signal }
 
 func (s Signalled) Error() string { return s.sig.String() }
 
+// hangups is the key of a context's *atomic.Bool: SIGHUP does not end the command, see [Hangups].
+type hangups struct{}
+
 // withSignals returns a context that SIGINT, SIGTERM or SIGHUP ends. A second signal has its
 // default action, so that users can skip the clean-up.
 func withSignals(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	ch := make(chan os.Signal, 1)
+	diverted, to := new(atomic.Bool), new(forwarder)
+	ctx, cancel := context.WithCancelCause(context.WithValue(context.WithValue(ctx, hangups{}, diverted), forwards{}, to))
+	ch := make(chan os.Signal, 8)
+	to.from = ch
 	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		if !signal.Ignored(sig) { // respect nohup, and a shell's background jobs
 			signal.Notify(ch, sig)
@@ -72,18 +81,66 @@ func withSignals(ctx context.Context) (context.Context, context.CancelFunc) {
 	go func() {
 		defer close(done)
 		defer signal.Stop(ch)
-		select {
-		case sig := <-ch:
-			if s, ok := sig.(syscall.Signal); ok {
-				cancel(Signalled{s})
+		for {
+			select {
+			case sig := <-ch:
+				if sig == syscall.SIGHUP && diverted.Load() {
+					continue
+				}
+				if s, ok := sig.(syscall.Signal); ok {
+					if to.take(s, time.Now()) {
+						continue
+					}
+					cancel(Signalled{s})
+				}
+				return
+			case <-ctx.Done():
+				return
 			}
-		case <-ctx.Done():
 		}
 	}()
 	return ctx, func() {
 		cancel(nil)
 		<-done
 	}
+}
+
+// forwards is the key of a context's *forwarder, see [Forward].
+type forwards struct{}
+
+// Hangups makes SIGHUP an order to the command instead of its end, and returns a channel that gets
+// each. It is for a daemon, once in its life. A daemon whose terminal has gone, one of files, ends
+// as before.
+func Hangups(ctx context.Context, files ...*os.File) <-chan struct{} {
+	diverted, ok := ctx.Value(hangups{}).(*atomic.Bool)
+	orders := make(chan struct{}, 1)
+	if !ok { // it is not [Run] that handles signals
+		return orders
+	}
+	ch := make(chan os.Signal, 1)
+	signal.Notify(ch, syscall.SIGHUP)
+	diverted.Store(true)
+	go func() {
+		for range ch {
+			if slices.ContainsFunc(files, hungUp) {
+				diverted.Store(false)
+				signal.Stop(ch)
+				_ = syscall.Kill(os.Getpid(), syscall.SIGHUP) // to withSignals
+				return
+			}
+			select {
+			case orders <- struct{}{}:
+			default: // one that is due reads all there is
+			}
+		}
+	}()
+	return orders
+}
+
+// hungUp reports whether a file is a terminal that has gone.
+func hungUp(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return errors.Is(err, unix.EIO)
 }
 
 // Run runs one command line and returns the exit code.
@@ -223,3 +280,6 @@ func UsageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 		return nil
 	}
 }
+
+// ExitStatusOf returns the exit codes of a command that [ExitStatus] has set; else nothing.
+func ExitStatusOf(cmd *cobra.Command) string { return cmd.Annotations[annotationCodes] }

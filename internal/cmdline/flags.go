@@ -1,12 +1,15 @@
 package cmdline
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/docker/go-units"
+	"github.com/spf13/pflag"
 )
 
 // Seconds is a flag for a time span: "90s", "1h30m", or a bare number of seconds.
@@ -68,4 +71,39 @@ func (s *Size) Set(text string) error {
 	}
 	s.Given, s.Bytes = true, n
 	return nil
+}
+
+// wanted are the values of the flag types of pflag, whose own errors are those of strconv.
+var wanted = map[string]string{
+	"bool": "true or false", "duration": "a time span such as 90s or 1h30m",
+	"int": "a whole number", "int32": "a whole number", "int64": "a whole number",
+	"uint": "a whole number, not negative", "uint16": "a whole number from 0 to 65535",
+	"uint32": "a whole number, not negative", "uint64": "a whole number, not negative",
+	"float64": "a number such as 0.5",
+}
+
+// FlagMistake explains a wrong value of a flag: by cause, or by the type's own words where pflag
+// has read it and cause is an error of strconv.
+func FlagMistake(f *pflag.Flag, value string, cause error) string {
+	if want := wanted[f.Value.Type()]; want != "" && strings.HasPrefix(fmt.Sprintf("%T", f.Value), "*pflag.") {
+		if errors.Is(cause, strconv.ErrRange) {
+			return fmt.Sprintf("%q is too large", value)
+		}
+		return fmt.Sprintf("%q: want %s", value, want)
+	}
+	return cause.Error()
+}
+
+// FlagError rewrites the errors of pflag about values, and returns others as they are.
+func FlagError(err error) error {
+	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	f := invalid.GetFlag()
+	name := "--" + f.Name
+	if f.Shorthand != "" {
+		name = "-" + f.Shorthand + ", " + name
+	}
+	return fmt.Errorf("%s: %s", name, FlagMistake(f, invalid.GetValue(), errors.Unwrap(invalid)))
 }

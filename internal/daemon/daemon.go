@@ -79,7 +79,7 @@ type Daemon struct {
 
 	stopOnce sync.Once
 	stop     chan struct{} // closed when a client asks for the end
-	keep     bool          // written before stop is closed
+	request  api.Shutdown  // written before stop is closed
 }
 
 // New locks the data directory, listens on the API socket and adopts the sandboxes that the engine
@@ -130,7 +130,7 @@ func (d *Daemon) Socket() string { return d.opts.Socket }
 // Shutdown makes Serve return, as POST /v1/system/shutdown does. Only the first call counts.
 func (d *Daemon) Shutdown(req api.Shutdown) {
 	d.stopOnce.Do(func() {
-		d.keep = req.KeepSandboxes
+		d.request = req
 		close(d.stop)
 	})
 }
@@ -179,7 +179,7 @@ func (d *Daemon) Serve(ctx context.Context) error {
 		d.Shutdown(api.Shutdown{KeepSandboxes: true})
 		served <- nil
 	}
-	<-d.stop // orders our reading of keep
+	<-d.stop // orders our reading of request
 	endMaintenance(class.ErrStopping)
 	return errors.Join(failure, d.shutdown(context.WithoutCancel(ctx), &background, served))
 }
@@ -187,7 +187,7 @@ func (d *Daemon) Serve(ctx context.Context) error {
 // shutdown reads top to bottom. Each step has its own deadline, and a step that fails does not keep
 // the next from being tried.
 func (d *Daemon) shutdown(ctx context.Context, background *sync.WaitGroup, served <-chan error) error {
-	d.log.Info("daemon is stopping", "keep_sandboxes", d.keep)
+	d.log.Info("daemon is stopping", "keep_sandboxes", d.request.KeepSandboxes, "stop_sandboxes", d.request.StopSandboxes)
 	// 1. Agent runs end while they can still collect their output through the API.
 	d.service.CloseAgents(ctx)
 	// 2. No request comes in any more, and those under way end.
@@ -195,8 +195,11 @@ func (d *Daemon) shutdown(ctx context.Context, background *sync.WaitGroup, serve
 	errs := []error{<-served}
 	background.Wait()
 	// 3. The sandboxes end, or run on.
-	errs = append(errs, d.service.Close(ctx, d.keep))
-	if engine, ok := runtime.As[runtime.Shutdowner](d.opts.Engine); ok && !d.keep {
+	if d.request.StopSandboxes {
+		errs = append(errs, d.service.StopAll(ctx))
+	}
+	errs = append(errs, d.service.Close(ctx, d.request.KeepSandboxes || d.request.StopSandboxes))
+	if engine, ok := runtime.As[runtime.Shutdowner](d.opts.Engine); ok && !d.request.KeepSandboxes {
 		ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 		errs = append(errs, engine.Shutdown(ctx))
 		cancel()

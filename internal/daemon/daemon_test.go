@@ -141,11 +141,27 @@ func TestShutdownDeletesOrKeeps(t *testing.T) {
 	if got := daemontest.Decode[api.Sandbox](t, r.Do("GET", "/v1/sandboxes/kept", nil), 200); got.State != api.StateRunning {
 		t.Errorf("%+v", got)
 	}
+	if rep := r.Do("POST", "/v1/system/shutdown", api.Shutdown{KeepSandboxes: true, StopSandboxes: true}); rep.Status != http.StatusBadRequest {
+		t.Errorf("kept and stopped: %d %s", rep.Status, rep.Body)
+	}
+	// Stopped ones keep their records, and their files are the engine's to keep.
+	if rep := r.Do("POST", "/v1/system/shutdown", api.Shutdown{StopSandboxes: true}); rep.Status != http.StatusAccepted {
+		t.Fatalf("shutdown: %d %s", rep.Status, rep.Body)
+	}
+	r.Wait()
+	if ended != 1 {
+		t.Errorf("engine has ended %d times", ended)
+	}
+	r = b.Start()
+	if got := daemontest.Decode[api.Sandbox](t, r.Do("GET", "/v1/sandboxes/kept", nil), 200); got.State != api.StateStopped || got.Reason == "" {
+		t.Errorf("%+v", got)
+	}
+	daemontest.Decode[api.Sandbox](t, r.Do("POST", "/v1/sandboxes/kept/start", nil), 200)
 	if rep := r.Do("POST", "/v1/system/shutdown", nil); rep.Status != http.StatusAccepted {
 		t.Fatalf("shutdown: %d %s", rep.Status, rep.Body)
 	}
 	r.Wait()
-	if ids := b.Engine.IDs(); len(ids) != 0 || ended != 1 {
+	if ids := b.Engine.IDs(); len(ids) != 0 || ended != 2 {
 		t.Errorf("engine has %v, ended %d times", ids, ended)
 	}
 	// A signal, too, leaves sandboxes to the next daemon.

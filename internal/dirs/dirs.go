@@ -95,3 +95,27 @@ func owner(dir string) (int, error) {
 	}
 	return int(st.Uid), nil
 }
+
+// SystemConfig is the config file of the host, which an ordinary user's own comes before.
+const SystemConfig = "/etc/sandboxd/sandboxd.yaml"
+
+// ConfigFiles returns the config files of the calling process's daemon, the host's first.
+func ConfigFiles() []string { return FindConfig(Host{UID: os.Getuid(), Getenv: os.Getenv}) }
+
+// FindConfig computes the config files, of which any may be missing. A value of a later file comes
+// before that of an earlier one. Root has the host's only: a root shell with the variables of the
+// user it came from must not obey that user's file.
+func FindConfig(h Host) []string {
+	if h.UID == 0 {
+		return []string{SystemConfig}
+	}
+	dir := h.Getenv("XDG_CONFIG_HOME")
+	if !filepath.IsAbs(dir) {
+		home := h.Getenv("HOME")
+		if !filepath.IsAbs(home) {
+			return []string{SystemConfig}
+		}
+		dir = filepath.Join(home, ".config")
+	}
+	return []string{SystemConfig, filepath.Join(dir, "sandboxd", "sandboxd.yaml")}
+}

@@ -2,6 +2,7 @@ package dirs_test
 
 import (
 	"io/fs"
+	"slices"
 	"strings"
 	"testing"
 
@@ -94,5 +95,28 @@ func TestFind(t *testing.T) {
 				t.Errorf("directories (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestConfigFiles(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		uid  int
+		env  map[string]string
+		own  string
+	}{
+		{"root", 0, map[string]string{"HOME": "/root", "XDG_CONFIG_HOME": "/home/u/.config"}, ""},
+		{"XDG", 1000, map[string]string{"HOME": "/home/u", "XDG_CONFIG_HOME": "/c"}, "/c/sandboxd/sandboxd.yaml"},
+		{"relative XDG", 1000, map[string]string{"HOME": "/home/u", "XDG_CONFIG_HOME": "c"}, "/home/u/.config/sandboxd/sandboxd.yaml"},
+		{"home", 1000, map[string]string{"HOME": "/home/u"}, "/home/u/.config/sandboxd/sandboxd.yaml"},
+		{"homeless", 1000, nil, ""},
+	} {
+		want := []string{dirs.SystemConfig}
+		if tc.own != "" {
+			want = append(want, tc.own)
+		}
+		if got := dirs.FindConfig(dirs.Host{UID: tc.uid, Getenv: func(name string) string { return tc.env[name] }}); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", tc.name, got, want)
+		}
 	}
 }

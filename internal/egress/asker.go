@@ -4,21 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/netns/gateway"
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
-// maxAsks bounds the names, and also the connections, that one network asks for at a time. Further
-// ones wait for the replies.
+// maxAsks bounds the names that one network asks for at a time, also the connections to peers, and
+// those to sockets. Further ones wait for the replies.
 const maxAsks = 32
 
-// An asker sends asks of the gateway's networks to the daemon and hands the replies to those that
-// wait.
+// An asker sends asks of the gateway's networks to the daemon and hands the replies to the waiting
+// callers.
 type asker struct {
 	send func(*ask) error
 
@@ -86,20 +90,75 @@ func (a *asker) deliver(r received) error {
 		w.reply <- r
 	}
 	if w == nil {
-		return fmt.Errorf("receive a reply: ask %d has none, or had one", r.Number)
+		return fmt.Errorf("ask %d has none, or had one", r.Number)
 	}
 	w.done()
 	return nil
 }
 
+// openAsks opens the socket for asks, which the daemon sends once and before any network.
+func (p *process) openAsks(f *os.File) error {
+	if p.asks != nil {
+		return errors.New("open the socket for asks: there is one")
+	}
+	c, err := unixConn(f)
+	if err != nil {
+		return fmt.Errorf("open the socket for asks: %w", err)
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return errors.Join(fmt.Errorf("open the socket for asks: %w", err), c.Close())
+	}
+	p.asks, p.asksRaw = c, raw
+	go func() {
+		if err := p.receiveReplies(); err != nil {
+			fmt.Fprintln(os.Stderr, "sandboxd gateway: receive a reply:", err)
+			_ = p.conn.Close() // ends serve
+		}
+	}()
+	return nil
+}
+
+// sendAsk sends an ask. It waits for a daemon that does not read.
+func (p *process) sendAsk(a *ask) error {
+	if p.asks == nil {
+		return errors.New("send an ask: the daemon has opened no socket for it")
+	}
+	packet, err := encode(a)
+	if err == nil {
+		err = askPackets.Send(p.asksRaw, packet)
+	}
+	if err != nil {
+		return fmt.Errorf("send an ask: %w", err)
+	}
+	return nil
+}
+
+// receiveReplies hands replies to those that wait for them until the socket is closed.
+func (p *process) receiveReplies() error {
+	for {
+		var r reply
+		fds, err := replyPackets.Receive(p.asksRaw, 0, func(packet []byte) error { return decode(packet, &r) })
+		if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err == nil {
+			err = p.replied(&r, unixmsg.Files(fds, "peer"))
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
 // replied handles a reply of the daemon and its files.
-func (p *process) replied(r *request, files []*os.File) error {
-	got := received{reply: *r.Reply}
+func (p *process) replied(r *reply, files []*os.File) error {
+	got := received{reply: *r}
 	if err := r.check(len(files)); err != nil {
 		for _, f := range files {
 			_ = f.Close()
 		}
-		return fmt.Errorf("receive a reply: %w", err)
+		return err
 	}
 	if len(files) > 0 {
 		got.file = files[0]
@@ -107,8 +166,8 @@ func (p *process) replied(r *request, files []*os.File) error {
 	return p.asker.deliver(got)
 }
 
-// peers returns what a network asks about the sandboxes in its named networks; nil if it is in
-// none.
+// peers returns the functions by which a network asks about the sandboxes in its named networks;
+// nil if it is in none.
 func (a *asker) peers(id string, networks []string) *gateway.Peers {
 	if len(networks) == 0 {
 		return nil
@@ -128,7 +187,7 @@ func (a *asker) peers(id string, networks []string) *gateway.Peers {
 		case r.Peer == nil && r.Error == "":
 			return r, gateway.Peer{}, gateway.ErrNoPeer
 		case r.Peer == nil:
-			return r, gateway.Peer{}, errors.New(r.Error)
+			return r, gateway.Peer{}, gateway.Refused(r.Error)
 		case r.Error != "":
 			return r, gateway.Peer(*r.Peer), errors.New(r.Error)
 		}
@@ -148,24 +207,44 @@ func (a *asker) peers(id string, networks []string) *gateway.Peers {
 			if err != nil {
 				return nil, peer, err
 			}
-			c, err := connection(r.file)
+			c, err := connection[*net.TCPConn](r.file)
 			return c, peer, err
 		},
 	}
 }
 
+// dialSocket returns what connects a network to the services that its policy has at Unix sockets.
+func (a *asker) dialSocket(id string) func(context.Context, uint16) (*net.UnixConn, error) {
+	slots := make(chan struct{}, maxAsks)
+	return func(ctx context.Context, port uint16) (*net.UnixConn, error) {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		r, err := a.ask(ctx, ask{Network: id, Socket: port}, func() { <-slots })
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("ask the daemon: %w", err)
+		case r.Error != "":
+			return nil, errors.New(r.Error)
+		}
+		return connection[*net.UnixConn](r.file)
+	}
+}
+
 // connection returns the connection of a file, and closes the file.
-func connection(f *os.File) (*net.TCPConn, error) {
+func connection[C net.Conn](f *os.File) (none C, _ error) {
 	if f == nil {
-		return nil, errors.New("the daemon has sent no connection")
+		return none, errors.New("the daemon has sent no connection")
 	}
 	c, err := net.FileConn(f)
 	if err := errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("open the connection: %w", err)
+		return none, fmt.Errorf("open the connection: %w", err)
 	}
-	t, ok := c.(*net.TCPConn)
+	t, ok := c.(C)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("open the connection: it is a %T", c), c.Close())
+		return none, errors.Join(fmt.Errorf("open the connection: it is a %T", c), c.Close())
 	}
 	return t, nil
 }

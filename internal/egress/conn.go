@@ -11,8 +11,10 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/netns/gateway"
 )
 
@@ -26,40 +28,119 @@ type conn struct {
 	time   clock
 	began  time.Time
 	event  func(gateway.Event)
-	asked  func(*conn, *ask) error // an error ends the connection
-	hello  chan *hello             // gets the first message
-	ended  chan struct{}           // closed when nothing more is received
-	report int                     // end of a pipe with the report of a crash; -1 until it was asked for
-	ctx    context.Context         //nolint:containedctx // ends before ended is closed
+	// asks is the socket for asks, of which forProcess is the other end.
+	asks       *net.UnixConn
+	asksRaw    syscall.RawConn
+	forProcess *os.File
+	asked      func(*conn, *ask) error // an error ends the connection
+	asking     chan struct{}           // closed when no ask is received any more
+
+	hello  chan *hello     // gets the first message
+	ended  chan struct{}   // closed when nothing more is received
+	report int             // end of a pipe with the report of a crash; -1 until it was asked for
+	ctx    context.Context //nolint:containedctx // ends before ended is closed
 	cancel context.CancelFunc
 
 	mu      sync.Mutex       // guards those below
-	asks    map[*network]int // under way
+	counts  map[*network]int // of asks under way
 	number  uint64           // of the last request
 	waiting chan answer
 	reason  error // of the end
 }
 
-func newConn(f *os.File, c clock, event func(gateway.Event), asked func(*conn, *ask) error) (*conn, error) {
-	socket, err := unixConn(f)
-	if err != nil {
+// newConn returns the connection of a socket. The caller closes forProcess, which it has passed on.
+func newConn(f *os.File, c clock, event func(gateway.Event), asked func(*conn, *ask) error) (_ *conn, err error) {
+	n := &conn{
+		time: c, began: c.now(), event: event, asked: asked, hello: make(chan *hello, 1), ended: make(chan struct{}), asking: make(chan struct{}), report: -1, counts: make(map[*network]int),
+	}
+	if n.socket, n.raw, err = rawConn(f); err != nil {
 		return nil, err
 	}
-	raw, err := socket.SyscallConn()
+	ours, theirs, err := unixmsg.Pair(unix.SOCK_SEQPACKET, "asks")
 	if err != nil {
-		return nil, errors.Join(err, socket.Close())
+		return nil, errors.Join(err, n.socket.Close())
 	}
-	n := &conn{
-		socket: socket, raw: raw, time: c, began: c.now(), event: event, asked: asked, hello: make(chan *hello, 1), ended: make(chan struct{}), report: -1, asks: make(map[*network]int),
+	n.forProcess = theirs
+	if n.asks, n.asksRaw, err = rawConn(ours); err != nil {
+		return nil, errors.Join(err, theirs.Close(), n.socket.Close())
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
+	go n.receiveAsks()
 	go n.receive()
 	return n, nil
+}
+
+// rawConn returns the connection of a socket's file, and closes the file.
+func rawConn(f *os.File) (*net.UnixConn, syscall.RawConn, error) {
+	c, err := unixConn(f)
+	if err != nil {
+		return nil, nil, err
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, nil, errors.Join(err, c.Close())
+	}
+	return c, raw, nil
+}
+
+// passAsks gives the process its end of the socket for asks.
+func (c *conn) passAsks() error {
+	packet, err := encode(&request{Asks: true})
+	if err == nil {
+		err = requests.Send(c.raw, packet, int(c.forProcess.Fd()))
+	}
+	if err != nil {
+		return fmt.Errorf("pass on the socket for asks: %w", err)
+	}
+	return nil
+}
+
+// receiveAsks reads asks until the connection ends, or the gateway sends one that none of ours
+// sends. No event delays them, whichever network it is of.
+func (c *conn) receiveAsks() {
+	defer close(c.asking)
+	limit := rate.NewLimiter(askRate, askRate)
+	for {
+		var a ask
+		_, err := askPackets.Receive(c.asksRaw, 0, func(packet []byte) error { return decode(packet, &a) })
+		switch {
+		case errors.Is(err, net.ErrClosed), errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+			return // receive knows why
+		case err == nil:
+			err = a.check()
+		}
+		if err == nil {
+			err = c.asked(c, &a)
+		}
+		if err != nil {
+			c.end(fmt.Errorf("receive an ask of it: %w", err))
+			return
+		}
+		c.pace(limit, 1)
+	}
+}
+
+// pace waits until a number of things may be read. A gateway that was taken over must not have all
+// of the daemon's processor time.
+func (c *conn) pace(limit *rate.Limiter, n int) {
+	now := c.time.now()
+	r := limit.ReserveN(now, n)
+	if r.DelayFrom(now) <= 0 {
+		return
+	}
+	select {
+	case <-c.time.after(r.DelayFrom(now)):
+	case <-c.ctx.Done():
+	}
 }
 
 // receive reads messages until the gateway ends or sends one that none of ours sends.
 func (c *conn) receive() {
 	defer close(c.ended)
+	defer func() {
+		_ = c.asks.Close()
+		<-c.asking
+	}()
 	defer c.socket.Close()
 	defer c.cancel()
 	limit := rate.NewLimiter(eventRate, eventRate)
@@ -90,11 +171,6 @@ func (c *conn) receive() {
 				return
 			}
 			continue
-		case m.Ask != nil:
-			if err := c.asked(c, m.Ask); err != nil {
-				c.fail(err)
-				return
-			}
 		}
 		for i := range m.Events {
 			e, err := m.Events[i].event()
@@ -104,17 +180,14 @@ func (c *conn) receive() {
 			}
 			c.event(e)
 		}
-		now := c.time.now()
-		if r := limit.ReserveN(now, max(1, len(m.Events))); r.DelayFrom(now) > 0 {
-			// A gateway that was taken over must not have all of the daemon's processor time. An honest one
-			// drops events and counts them meanwhile.
-			<-c.time.after(r.DelayFrom(now))
-		}
+		c.pace(limit, len(m.Events)) // an honest gateway drops events and counts them meanwhile
 	}
 }
 
-// eventRate is the number of events and asks per second that are read, from all networks together.
-const eventRate = 20000
+// eventRate and askRate are the numbers of events and of asks per second that are read, from all
+// networks together. A network has a bounded number of asks under way, so that none waits for long
+// behind another one's.
+const eventRate, askRate = 20000, 20000
 
 // answered hands an answer to the request that waits for it.
 func (c *conn) answered(a answer) error {

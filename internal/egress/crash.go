@@ -14,9 +14,9 @@ import (
 )
 
 // A crash of the process is a panic in some goroutine, or an error of Go's runtime. Each goroutine
-// that works for a network has its id as a label, which those inherit that it starts, also those of
-// libraries. The runtime's report of the crash has the labels. It goes through a pipe to the
-// daemon, where it can be read after the end of the process.
+// that works for a network has the network's id as a label. Goroutines that it starts inherit the
+// label, those of libraries too. The runtime's report of the crash has the labels. It goes through
+// a pipe to the daemon, where it can be read after the end of the process.
 
 const (
 	// maxCrashes is the number of crashes after which a network is served no more, if there is less
@@ -77,8 +77,8 @@ func (c *conn) blamed() string {
 	return crashed(string(report))
 }
 
-// causes are the beginnings of reports of crashes that the code of a network caused. Others are of
-// the host: no memory or no thread could be had while some network was served.
+// causes are the beginnings of reports of crashes that the code of a network caused. Other crashes
+// come from the host: memory or a thread could not be had while some network was served.
 var causes = []string{"panic: ", "fatal error: concurrent map", "runtime: goroutine stack exceeds"}
 
 // crashed returns the network of the first goroutine in a report. Values of a panic have a tab in
@@ -105,9 +105,9 @@ func crashed(report string) string {
 	return ""
 }
 
-// blame counts a crash against the network that caused it, whose id it returns, with what that
-// network's record is told. The process may have been taken over and blame another one,
-// whose connections it could refuse as well.
+// blame counts a crash against the network that caused it. It returns the network's id and the text
+// for its record. A process that was taken over may blame another network, whose connections it
+// could refuse as well.
 func (g *Gateway) blame(c *conn, at time.Time) (id, told string) {
 	id = c.blamed()
 	g.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -131,7 +132,8 @@ func reportOf(t *testing.T, report string) int {
 	return p[0]
 }
 
-// Crashes far apart are forgiven, and those of a process that was killed are nobody's.
+// Crashes that are far apart do not add up to a quarantine. The end of a process that was killed is
+// blamed on no network.
 func TestBlame(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	g := &Gateway{cfg: Config{Log: slog.New(slog.DiscardHandler)}, networks: map[string]*network{"a": {id: "a"}, "b": {id: "b"}}}
@@ -173,16 +175,25 @@ func TestBlame(t *testing.T) {
 }
 
 func FuzzCrashed(f *testing.F) {
-	f.Add("panic: x\n\ngoroutine 7 [running labels:{\"network\": \"a\"}]:\nmain.f()\n")
-	f.Add("goroutine 7 [running labels:{\"network\": \"\\")
-	f.Fuzz(func(t *testing.T, report string) {
-		if id := crashed(report); id != "" && !strings.Contains(report, "goroutine ") {
-			t.Errorf("%q", id)
+	f.Add("a", "x")
+	f.Add("b\"\\\n", "x\n\ngoroutine 7 [running labels:{\"network\": \"a\"}]:\nmain.f()\n")
+	f.Add("", "goroutine 1 [running]:")
+	f.Add("\xff", "\ngoroutine 7 [running labels:{\"network\": \"")
+	f.Fuzz(func(t *testing.T, id, value string) {
+		// As the runtime writes it: the further lines of a value have a tab in front.
+		report := "panic: " + strings.ReplaceAll(value, "\n", "\n\t") + "\n\ngoroutine 7 [running labels:{\"network\": " + strconv.Quote(id) + "}]:\nmain.f()\n"
+		if got := crashed(report); got != id {
+			t.Errorf("%q is blamed for %q", got, report)
+		}
+		_ = crashed(value) // does not panic
+		cut := report[:len(report)*2/3]
+		if got := crashed(cut); got != "" && got != id {
+			t.Errorf("%q is blamed for %q", got, cut)
 		}
 	})
 }
 
-// What was used of a budget counts in the next process too.
+// What was used of a budget counts in the next process too, and with the next daemon.
 func TestBudgetOutlivesTheProcess(t *testing.T) {
 	g, s, e := startGateway(t)
 	b := newBox(t)
@@ -190,6 +201,7 @@ func TestBudgetOutlivesTheProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
+	var used gateway.Spent
 	ask := func() {
 		b.resolve(t, "example.com")
 		v := e.next(t)
@@ -197,7 +209,7 @@ func TestBudgetOutlivesTheProcess(t *testing.T) {
 			v = e.next(t)
 		}
 		if v.Spent != nil {
-			t.Errorf("the record has %+v", v.Spent)
+			used = *v.Spent
 		}
 		got = append(got, v.Reason)
 	}
@@ -210,36 +222,14 @@ func TestBudgetOutlivesTheProcess(t *testing.T) {
 	if want := []string{refused, refused, refused, over}; !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
-}
-
-// The next process is told the most that was ever told, and some of the hosts.
-func TestSpent(t *testing.T) {
-	var s spent
-	if next := s.next(); next.Known != nil || next.Hosts != 0 {
-		t.Errorf("%+v", next)
+	if err := g.Remove(t.Context(), "box"); err != nil {
+		t.Fatal(err)
 	}
-	for i := range 3 * maxKnown {
-		e := gateway.Event{Kind: gateway.Connection, Allow: true, Name: fmt.Sprintf("h%d.test", i), Spent: &gateway.Spent{BytesOut: int64(100 - i), Hosts: int64(i + 1)}}
-		s.note(&e)
+	if err := g.Add(t.Context(), Network{ID: "box", Policy: []byte(allowsNothing), Budget: gateway.Budget{Queries: 3}, Sockets: b.Sockets, Spent: used}); err != nil {
+		t.Fatal(err)
 	}
-	for _, e := range []gateway.Event{
-		{Kind: gateway.Connection, Allow: true, Name: "free.test"}, // has no budget
-		{Kind: gateway.Query, Allow: true, Name: "asked.test", Spent: &gateway.Spent{BytesIn: 5}},
-		{Kind: gateway.Connection, Name: "refused.test", Spent: &gateway.Spent{Connections: 6, Queries: 7, NameBytes: 8}},
-	} {
-		s.note(&e)
-	}
-	next := s.next()
-	if len(next.Known) != maxKnown || slices.ContainsFunc(next.Known, func(k string) bool { return !strings.HasPrefix(k, "h") }) {
-		t.Errorf("%q", next.Known)
-	}
-	if next.Known = nil; next.BytesOut != 100 || next.BytesIn != 5 || next.Connections != 6 || next.Queries != 7 || next.NameBytes != 8 || next.Hosts != 3*maxKnown {
-		t.Errorf("%+v", next)
-	}
-	s = spent{}
-	s.note(&gateway.Event{Kind: gateway.Request, Allow: true, Addr: netip.MustParseAddr("192.0.2.7"), Spent: &gateway.Spent{Hosts: 1}})
-	if next := s.next(); !slices.Equal(next.Known, []string{"192.0.2.7"}) {
-		t.Errorf("%+v", next)
+	if ask(); got[len(got)-1] != over {
+		t.Errorf("with what was used before: %q", got)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"os"
 	"slices"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/secrets"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/netns/gateway"
 	"github.com/sandboxd/sandboxd/netns/gateway/ca"
 	"github.com/sandboxd/sandboxd/netns/policy"
@@ -40,11 +42,16 @@ type Config struct {
 	// StartGateway.
 	Start func(ctx context.Context, socket *os.File) error
 	// Events gets the events of all networks; those of one network one at a time and in their order.
+	// Spent of an event is all that processes have told so far; nil if that has not changed.
 	// While it blocks, a bounded number waits and the rest is dropped; see [gateway.Event.Lost].
 	Events func(gateway.Event)
-	// Peers answers what networks ask about each other. The zero value knows none.
+	// Peers answers the asks of networks about each other. The zero value knows no peers.
 	Peers Peers
-	Log   *slog.Logger
+	// DialSocket connects to the service with a port that the policy of a network has at a Unix
+	// socket, within a bounded time. The gateway may have been taken over: the policy is the caller's
+	// own copy. Nil: there are no such services.
+	DialSocket func(ctx context.Context, network string, port uint16) (*net.UnixConn, error)
+	Log        *slog.Logger
 
 	time clock // zero stands for the host's
 }
@@ -59,12 +66,15 @@ type Network struct {
 	// of a process is not counted by the next.
 	Budget  gateway.Budget
 	Sockets Sockets
+	// Spent is the part of the budget, and of those of rules, that earlier gateways have told: the
+	// latest [gateway.Event.Spent] of the same life.
+	Spent gateway.Spent
 	// Authority signs the certificates of inspected connections; nil: these are refused.
 	Authority *ca.Authority
 	// Secrets have placeholders.
 	Secrets []secrets.Secret
-	// Networks are the named networks that the sandbox is in, at most 8 labels. It asks Config.Peers
-	// if there are any.
+	// Networks are the named networks that the sandbox is in, at most MaxJoined labels. It asks
+	// Config.Peers if there are any.
 	Networks []string
 }
 
@@ -147,7 +157,7 @@ func Start(ctx context.Context, cfg Config) (*Gateway, error) {
 
 // start starts a process and waits until it is confined.
 func (g *Gateway) start(ctx context.Context) (_ *conn, err error) {
-	ours, theirs, err := socketpair()
+	ours, theirs, err := unixmsg.Pair(unix.SOCK_SEQPACKET, "gateway")
 	if err != nil {
 		return nil, err
 	}
@@ -160,12 +170,13 @@ func (g *Gateway) start(ctx context.Context) (_ *conn, err error) {
 	if err != nil {
 		return nil, err
 	}
+	defer c.forProcess.Close() // the process has a copy
 	select {
 	case h := <-c.hello:
 		g.mu.Lock()
 		g.hello = *h
 		g.mu.Unlock()
-		if err = c.askForReport(); err != nil {
+		if err = errors.Join(c.askForReport(), c.passAsks()); err != nil {
 			c.end(err) // it is replaced
 		}
 		return c, nil
@@ -198,58 +209,12 @@ func (g *Gateway) deliver(e gateway.Event) {
 	g.mu.Lock()
 	n := g.networks[e.Network]
 	if n != nil {
-		n.spent.note(&e)
-		e.Spent = nil
+		e.Spent = n.spent.note(e.Spent)
 	}
 	g.mu.Unlock()
 	if n != nil {
 		n.record.add(e)
 	}
-}
-
-// spent is what the processes of a network have used of its budget.
-type spent struct {
-	gateway.Spent
-	known map[string]struct{}
-}
-
-// note adds what an event tells. The process may have been taken over, and cannot take back what
-// it has told before.
-func (s *spent) note(e *gateway.Event) {
-	if e.Spent == nil {
-		return
-	}
-	for _, v := range []struct {
-		have *int64
-		told int64
-	}{
-		{&s.BytesOut, e.Spent.BytesOut},
-		{&s.BytesIn, e.Spent.BytesIn},
-		{&s.Connections, e.Spent.Connections},
-		{&s.Queries, e.Spent.Queries},
-		{&s.NameBytes, e.Spent.NameBytes},
-		{&s.Hosts, e.Spent.Hosts},
-	} {
-		*v.have = max(*v.have, v.told)
-	}
-	if s.Hosts == 0 || !e.Allow || e.Kind == gateway.Query || len(s.known) >= maxKnown {
-		return
-	}
-	known := e.Name
-	if known == "" {
-		known = e.Addr.String()
-	}
-	if s.known == nil {
-		s.known = make(map[string]struct{})
-	}
-	s.known[known] = struct{}{}
-}
-
-// next returns what the next process is told.
-func (s *spent) next() gateway.Spent {
-	next := s.Spent
-	next.Known = slices.Sorted(maps.Keys(s.known))
-	return next
 }
 
 // noteEnd makes operations wait for the next process.
@@ -351,13 +316,12 @@ func (g *Gateway) startAgain() (*conn, error) {
 			// The process before served it. A change of its policy may help, so it is kept.
 			g.cfg.Log.Error("a network was not restored", "network", n.id, "error", err)
 		case !errors.Is(err, errLost):
-			// It could not be asked for, as it is too large with what was used of its budget. Others are
-			// served.
+			// The request is too large, with the counted hosts of its budget. Other networks are served.
 			g.cfg.Log.Error("a network was not restored", "network", n.id, "error", err)
 		default:
 			c.end(err)
 			<-c.ended
-			g.tellEnd(c, g.cfg.time.now()) // it has served those before
+			g.tellEnd(c, g.cfg.time.now()) // it has served the networks before this one
 			return nil, fmt.Errorf("restore network %s: %w: %w", n.id, err, c.why())
 		}
 	}
@@ -453,8 +417,9 @@ func (g *Gateway) call(ctx context.Context, do func(*conn) error) error {
 	return g.unavailable()
 }
 
-// Add serves a network, and replaces one that has its ID. The sockets stay the caller's: the
-// gateway has copies. After an error the network is not served, or served as before.
+// Add serves a network, and replaces one that has its ID: the sandbox was started again, so that
+// its budget begins anew, and crashes of the life before do not count. The sockets stay the
+// caller's: the gateway has copies. After an error the network is not served, or served as before.
 func (g *Gateway) Add(ctx context.Context, n Network) error {
 	added := &network{id: n.ID, policy: slices.Clone(n.Policy), budget: n.Budget, secret: slices.Clone(n.Secrets), joined: slices.Clone(n.Networks)}
 	if n.Authority != nil {
@@ -465,8 +430,15 @@ func (g *Gateway) Add(ctx context.Context, n Network) error {
 		added.cert, added.key = n.Authority.Certificate(), key
 	}
 	r := added.request()
-	if err := validate(&r, 3, n.Policy); err != nil {
+	parsed, err := validate(&r, 3, n.Policy)
+	if err != nil {
 		return fmt.Errorf("add network %.40q: %w", n.ID, err)
+	}
+	added.spent.limit(parsed.Budgets())
+	added.spent.note(&n.Spent)
+	r = added.request()
+	if err := r.check(3); err != nil {
+		return fmt.Errorf("add network %.40q: %w: %w", n.ID, ErrInvalid, err)
 	}
 	for _, f := range []*os.File{n.Sockets.Stream, n.Sockets.DNS, n.Sockets.DNSTCP} {
 		fd, err := duplicate(f)
@@ -476,7 +448,7 @@ func (g *Gateway) Add(ctx context.Context, n Network) error {
 		}
 		added.fds = append(added.fds, fd)
 	}
-	err := g.call(ctx, func(c *conn) error {
+	err = g.call(ctx, func(c *conn) error {
 		g.mu.Lock()
 		old := g.networks[n.ID]
 		if added.record = newRecord(g.cfg.Events); old != nil {
@@ -508,14 +480,15 @@ func (g *Gateway) Add(ctx context.Context, n Network) error {
 
 // validate reports a request that the gateway would refuse, whether it is there or not. The error
 // has the mistakes of the policy.
-func validate(r *request, files int, doc []byte) error {
+func validate(r *request, files int, doc []byte) (*policy.Policy, error) {
 	if err := r.check(files); err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalid, err)
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	if _, err := policy.Parse(doc); err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	p, err := policy.Parse(doc)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	return nil
+	return p, nil
 }
 
 // duplicate returns a copy of a file's descriptor.
@@ -546,14 +519,21 @@ func (g *Gateway) forget(n *network) {
 	n.record.close()
 }
 
-// SetPolicy replaces the policy of a network. Connections that the new one refuses are reset. It
-// needs no process: the next one gets the new policy.
+// SetPolicy replaces the policy of a network. Connections that the new one refuses are reset. A
+// rule with a budget goes on from what the one before with its name has used, and what rules that
+// are gone have used is forgotten. SetPolicy needs no process: the next one gets the new policy.
 func (g *Gateway) SetPolicy(ctx context.Context, id string, doc []byte) error {
 	r := request{SetPolicy: &setPolicy{ID: id, Policy: slices.Clone(doc)}}
-	if err := validate(&r, 0, doc); err != nil {
+	parsed, err := validate(&r, 0, doc)
+	if err != nil {
 		return fmt.Errorf("set policy of network %.40q: %w", id, err)
 	}
-	_, err := g.change(ctx, r, id, func(n *network) { n.policy = r.SetPolicy.Policy })
+	_, err = g.change(ctx, r, id, func(n *network) {
+		n.policy = r.SetPolicy.Policy
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		n.spent.limit(parsed.Budgets())
+	})
 	if err != nil {
 		return fmt.Errorf("set policy of network %s: %w", id, err)
 	}

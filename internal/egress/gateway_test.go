@@ -93,20 +93,39 @@ type player struct {
 	conn *net.UnixConn
 	raw  syscall.RawConn
 	got  chan request // what the honest part was asked
+
+	asks    *net.UnixConn // once hear has met it, before the first request with an answer
+	asksRaw syscall.RawConn
 }
 
 func (p *player) say(packet string) { _, _ = p.conn.Write([]byte(packet)) }
 
+// ask is say at the socket for asks.
+func (p *player) ask(packet string) { _, _ = p.asks.Write([]byte(packet)) }
+
 // hear returns the next request that has an answer.
 func (p *player) hear() (r request, err error) {
 	fds, err := requests.Receive(p.raw, 0, func(packet []byte) error { return decode(packet, &r) })
+	if r.Asks && len(fds) == 1 {
+		p.asks, p.asksRaw, err = rawConn(os.NewFile(uintptr(fds[0]), "asks"))
+		fds = nil
+	}
 	for _, fd := range fds {
 		_ = unix.Close(fd)
 	}
-	if r.Report {
+	if err == nil && (r.Report || r.Asks) {
 		return p.hear()
 	}
 	return r, err
+}
+
+// heard returns the next reply and the number of its files.
+func (p *player) heard() (r reply, files int, err error) {
+	fds, err := replyPackets.Receive(p.asksRaw, 0, func(packet []byte) error { return decode(packet, &r) })
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+	return r, len(fds), err
 }
 
 const greeting = `{"hello":{"landlock":1,"networks":9}}`
@@ -121,6 +140,35 @@ func honest(p *player) {
 		}
 		p.got <- r
 		p.say(fmt.Sprintf(`{"answer":{"number":%d}}`, r.Number))
+	}
+}
+
+// honestUntil is honest, and hangs up when end is closed.
+func honestUntil(end <-chan struct{}) part {
+	return func(p *player) {
+		go func() {
+			<-end
+			_ = p.conn.CloseWrite()
+		}()
+		honest(p)
+	}
+}
+
+// breaking answers some requests, waits for its turn and sends a packet that breaks the protocol.
+func breaking(packet string, requests int, turn <-chan struct{}) part {
+	return func(p *player) {
+		p.say(greeting)
+		for range requests {
+			r, err := p.hear()
+			if err != nil {
+				return
+			}
+			p.got <- r
+			p.say(fmt.Sprintf(`{"answer":{"number":%d}}`, r.Number))
+		}
+		<-turn
+		p.say(packet)
+		_, _ = p.hear() // until the daemon gives it up
 	}
 }
 
@@ -159,7 +207,11 @@ func (s *stage) start(_ context.Context, socket *os.File) error {
 	s.count++
 	s.done.Go(func() {
 		defer conn.Close()
-		play(&player{conn, raw, s.got})
+		p := &player{conn: conn, raw: raw, got: s.got}
+		play(p)
+		if p.asks != nil {
+			_ = p.asks.Close()
+		}
 	})
 	return nil
 }
@@ -221,7 +273,12 @@ func TestHostileGateway(t *testing.T) {
 		"a malformed event":    `{"events":[{"network":"a","kind":"connection","protocol":"tcp","addr":"","reason":"\u001b[31m"}]}`,
 		"a budget given back":  `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"BytesOut":-1}}]}`,
 		"more than any budget": `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Connections":9223372036854775807}}]}`,
-		"hosts in an event":    `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Known":["a"]}}]}`,
+		"hosts of an event":    `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Known":["a","b","c","d","e"]}}]}`,
+		"no host":              `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Known":["A b"]}}]}`,
+		"rules of an event":    `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Rules":[{"Rule":"a"},{"Rule":"b"},{"Rule":"c"},{"Rule":"d"},{"Rule":"e"}]}}]}`,
+		"hosts of a rule":      `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Rules":[{"Rule":"a","Known":["a","b","c","d","e"]}]}}]}`,
+		"a rule given back":    `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Rules":[{"Rule":"a","BytesIn":-1}]}}]}`,
+		"a rule without name":  `{"events":[{"network":"a","kind":"query","protocol":"dns","addr":"","spent":{"Rules":[{"BytesIn":1}]}}]}`,
 		"a packet too large":   `{"answer":{"number":1,"error":"` + strings.Repeat("x", messages.MaxBytes) + `"}}`,
 		"an error too long":    `{"answer":{"number":1,"error":"` + strings.Repeat("x", maxError+1) + `"}}`,
 		"deeply nested":        strings.Repeat("[", 9000),
@@ -231,25 +288,11 @@ func TestHostileGateway(t *testing.T) {
 			var mu sync.Mutex
 			var record []gateway.Event
 			turn := make(chan struct{})
-			hostile := func(p *player) {
-				p.say(greeting)
-				for range 2 {
-					r, err := p.hear()
-					if err != nil {
-						return
-					}
-					p.got <- r
-					p.say(fmt.Sprintf(`{"answer":{"number":%d}}`, r.Number))
-				}
-				<-turn
-				p.say(packet)
-				_, _ = p.hear() // until the daemon gives it up
-			}
 			g, s := perform(t, func(e gateway.Event) {
 				mu.Lock()
 				defer mu.Unlock()
 				record = append(record, e)
-			}, hostile, honest)
+			}, breaking(packet, 2, turn), honest)
 			if err := addBox(t, g, "a"); err != nil {
 				t.Fatal(err)
 			}
@@ -334,13 +377,7 @@ func TestDeafGateway(t *testing.T) {
 // process waits and then fails with its own class, and the others work.
 func TestPausesBetweenStarts(t *testing.T) {
 	end := make(chan struct{})
-	g, s := perform(t, func(gateway.Event) {}, func(p *player) {
-		go func() {
-			<-end
-			_ = p.conn.CloseWrite()
-		}()
-		honest(p)
-	}, honest)
+	g, s := perform(t, func(gateway.Event) {}, honestUntil(end), honest)
 	for _, id := range []string{"a", "b"} {
 		if err := addBox(t, g, id); err != nil {
 			t.Fatal(err)

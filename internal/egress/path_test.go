@@ -224,10 +224,15 @@ func listen(t testing.TB, at string, port int) (l net.Listener) {
 	return l
 }
 
-// echo serves a port of the world: what is sent comes back.
+// echo serves a port of the world.
 func echo(t *testing.T, port int) {
 	t.Helper()
-	l := listen(t, example, port)
+	serveEcho(t, listen(t, example, port))
+}
+
+// serveEcho sends back what comes to a listener until the test ends.
+func serveEcho(t *testing.T, l net.Listener) {
+	t.Helper()
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/osthread"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/netns"
 	"github.com/sandboxd/sandboxd/netns/gateway"
 	"github.com/sandboxd/sandboxd/netns/policy"
@@ -48,6 +50,8 @@ func onlyWeb(t *testing.T, asks chan<- string) Peers {
 			switch {
 			case network != "a" || to.Addr() != web.Addr:
 				return nil, gateway.Peer{}, gateway.ErrNoPeer
+			case to.Port() == 82:
+				return nil, gateway.Peer{}, gateway.Refused("too many")
 			case to.Port() != 80:
 				return nil, web, errors.New("connection\nrefused")
 			}
@@ -60,7 +64,7 @@ func onlyWeb(t *testing.T, asks chan<- string) Peers {
 	}
 }
 
-// A gateway that was taken over gets what the network that it asks for may have, and nothing else.
+// A gateway that was taken over gets only peers of the network that it asks for.
 func TestAsksOfATakenOverGateway(t *testing.T) {
 	asks := make(chan string, 100)
 	type heard struct {
@@ -71,33 +75,31 @@ func TestAsksOfATakenOverGateway(t *testing.T) {
 	g, s := performFor(t, Config{Events: func(gateway.Event) {}, Peers: onlyWeb(t, asks)}, func(p *player) {
 		p.say(greeting)
 		for {
-			var r request
-			fds, err := requests.Receive(p.raw, 0, func(packet []byte) error { return decode(packet, &r) })
+			r, err := p.hear()
 			if err != nil {
 				return
 			}
-			for _, fd := range fds {
-				_ = unix.Close(fd)
-			}
-			switch {
-			case r.Reply != nil:
-				replies <- heard{*r.Reply, len(fds)}
-				continue
-			case r.Report:
-				continue
-			}
 			p.got <- r
 			p.say(fmt.Sprintf(`{"answer":{"number":%d}}`, r.Number))
-			if r.Add.ID != "b" {
-				continue
-			}
-			for i, q := range []string{
-				`"a","name":"web"`, `"a","name":"db"`, `"b","name":"web"`,
-				`"a","dial":"198.18.3.4:80"`, `"a","dial":"198.18.3.4:81"`, `"a","dial":"198.18.3.5:80"`, `"b","dial":"198.18.3.4:80"`,
-			} {
-				p.say(fmt.Sprintf(`{"ask":{"number":%d,"network":%s}}`, 100+i, q))
+			if r.Add.ID == "b" {
+				break
 			}
 		}
+		for i, q := range []string{
+			`"a","name":"web"`, `"a","name":"db"`, `"b","name":"web"`,
+			`"a","dial":"198.18.3.4:80"`, `"a","dial":"198.18.3.4:81"`, `"a","dial":"198.18.3.5:80"`, `"b","dial":"198.18.3.4:80"`, `"a","dial":"198.18.3.4:82"`,
+			`"gone","name":"web"`, `"gone","dial":"198.18.3.4:80"`, `"gone","socket":80`,
+		} {
+			p.ask(fmt.Sprintf(`{"number":%d,"network":%s}`, 100+i, q))
+		}
+		for range 11 {
+			r, files, err := p.heard()
+			if err != nil {
+				return
+			}
+			replies <- heard{r, files}
+		}
+		_, _ = p.hear() // until the daemon closes it
 	})
 	for _, id := range []string{"a", "b"} {
 		if err := g.Add(t.Context(), Network{ID: id, Policy: []byte(allowsNothing), Sockets: newBox(t).Sockets, Networks: []string{"front"}}); err != nil {
@@ -108,7 +110,7 @@ func TestAsksOfATakenOverGateway(t *testing.T) {
 		}
 	}
 	got := make(map[uint64]string)
-	for range 7 {
+	for range 11 {
 		r := <-replies
 		text := fmt.Sprintf("%d files %s", r.files, r.Error)
 		if r.Peer != nil {
@@ -118,7 +120,8 @@ func TestAsksOfATakenOverGateway(t *testing.T) {
 	}
 	for number, want := range map[uint64]string{
 		100: "0 files {Name:web Network:front Addr:198.18.3.4}", 101: "0 files ", 102: "0 files ",
-		103: "1 files {Name:web Network:front Addr:198.18.3.4}", 104: "0 files connection\ufffdrefused{Name:web Network:front Addr:198.18.3.4}", 105: "0 files ", 106: "0 files ",
+		103: "1 files {Name:web Network:front Addr:198.18.3.4}", 104: "0 files connection\ufffdrefused{Name:web Network:front Addr:198.18.3.4}", 105: "0 files ", 106: "0 files ", 107: "0 files too many",
+		108: "0 files ", 109: "0 files ", 110: "0 files the sandbox has ended",
 	} {
 		if got[number] != want {
 			t.Errorf("ask %d: %q, want %q", number, got[number], want)
@@ -129,25 +132,28 @@ func TestAsksOfATakenOverGateway(t *testing.T) {
 // An ask that no gateway of ours sends ends it, before the daemon does anything for it.
 func TestHostileAsks(t *testing.T) {
 	for name, packet := range map[string]string{
-		"another network":   `{"ask":{"number":1,"network":"b","name":"web"}}`,
-		"no network":        `{"ask":{"number":1,"name":"web"}}`,
-		"nothing":           `{"ask":{"number":1,"network":"a"}}`,
-		"both":              `{"ask":{"number":1,"network":"a","name":"web","dial":"198.18.3.4:80"}}`,
-		"two kinds":         `{"ask":{"number":1,"network":"a","name":"web"},"answer":{"number":1}}`,
-		"case":              `{"ask":{"number":1,"network":"a","name":"WEB"}}`,
-		"a trailing dot":    `{"ask":{"number":1,"network":"a","name":"web."}}`,
-		"a number":          `{"ask":{"number":1,"network":"a","name":"127.0.0.1"}}`,
-		"a long name":       `{"ask":{"number":1,"network":"a","name":"` + strings.Repeat("a.", 127) + `a"}}`,
-		"loopback":          `{"ask":{"number":1,"network":"a","dial":"127.0.0.1:80"}}`,
-		"below the range":   `{"ask":{"number":1,"network":"a","dial":"198.17.255.255:80"}}`,
-		"above the range":   `{"ask":{"number":1,"network":"a","dial":"198.20.0.0:80"}}`,
-		"a mapped address":  `{"ask":{"number":1,"network":"a","dial":"[::ffff:198.18.3.4]:80"}}`,
-		"no port":           `{"ask":{"number":1,"network":"a","dial":"198.18.3.4:0"}}`,
-		"a port too large":  `{"ask":{"number":1,"network":"a","dial":"198.18.3.4:65536"}}`,
-		"an address alone":  `{"ask":{"number":1,"network":"a","dial":"198.18.3.4"}}`,
-		"a zone":            `{"ask":{"number":1,"network":"a","dial":"[fe80::1%lo]:80"}}`,
-		"an unknown field":  `{"ask":{"number":1,"network":"a","name":"web","port":80}}`,
-		"a negative number": `{"ask":{"number":-1,"network":"a","name":"web"}}`,
+		"no network":          `{"number":1,"name":"web"}`,
+		"nothing":             `{"number":1,"network":"a"}`,
+		"both":                `{"number":1,"network":"a","name":"web","dial":"198.18.3.4:80"}`,
+		"two kinds":           `{"number":1,"network":"a","name":"web"},"answer":{"number":1}`,
+		"case":                `{"number":1,"network":"a","name":"WEB"}`,
+		"a trailing dot":      `{"number":1,"network":"a","name":"web."}`,
+		"a number":            `{"number":1,"network":"a","name":"127.0.0.1"}`,
+		"a long name":         `{"number":1,"network":"a","name":"` + strings.Repeat("a.", 127) + `a"}`,
+		"loopback":            `{"number":1,"network":"a","dial":"127.0.0.1:80"}`,
+		"below the range":     `{"number":1,"network":"a","dial":"198.17.255.255:80"}`,
+		"above the range":     `{"number":1,"network":"a","dial":"198.20.0.0:80"}`,
+		"a mapped address":    `{"number":1,"network":"a","dial":"[::ffff:198.18.3.4]:80"}`,
+		"no port":             `{"number":1,"network":"a","dial":"198.18.3.4:0"}`,
+		"a port too large":    `{"number":1,"network":"a","dial":"198.18.3.4:65536"}`,
+		"an address alone":    `{"number":1,"network":"a","dial":"198.18.3.4"}`,
+		"a zone":              `{"number":1,"network":"a","dial":"[fe80::1%lo]:80"}`,
+		"a socket and a name": `{"number":1,"network":"a","name":"web","socket":80}`,
+		"a socket and a dial": `{"number":1,"network":"a","dial":"198.18.3.4:80","socket":80}`,
+		"a socket's path":     `{"number":1,"network":"a","socket":"/run/docker.sock"}`,
+		"a socket's port":     `{"number":1,"network":"a","socket":65536}`,
+		"an unknown field":    `{"number":1,"network":"a","name":"web","port":80}`,
+		"a negative number":   `{"number":-1,"network":"a","name":"web"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			asks := make(chan string, 100)
@@ -161,7 +167,7 @@ func TestHostileAsks(t *testing.T) {
 				p.got <- r
 				p.say(fmt.Sprintf(`{"answer":{"number":%d}}`, r.Number))
 				<-turn
-				p.say(packet)
+				p.ask(packet)
 				_, _ = p.hear() // until the daemon gives it up
 			}, honest)
 			if err := addBox(t, g, "a"); err != nil {
@@ -199,17 +205,15 @@ func TestAsksAreBounded(t *testing.T) {
 				p.got <- r
 				p.say(fmt.Sprintf(`{"answer":{"number":%d}}`, r.Number))
 				for i := range mostAsks + more {
-					p.say(fmt.Sprintf(`{"ask":{"number":%d,"network":"a","dial":"198.18.3.4:80"}}`, 1+i))
+					p.ask(fmt.Sprintf(`{"number":%d,"network":"a","dial":"198.18.3.4:80"}`, 1+i))
 				}
-				for {
-					r, err := p.hear()
-					if err != nil {
+				for range mostAsks {
+					if _, _, err := p.heard(); err != nil {
 						return
 					}
-					if r.Reply != nil {
-						replied <- struct{}{}
-					}
+					replied <- struct{}{}
 				}
+				_, _ = p.hear() // until the daemon closes it
 			}, honest)
 			if err := addBox(t, g, "a"); err != nil {
 				t.Fatal(err)
@@ -256,7 +260,7 @@ func TestAsksEndWithTheirProcess(t *testing.T) {
 			p.got <- r
 			p.say(fmt.Sprintf(`{"answer":{"number":%d}}`, r.Number))
 			for n := range mostAsks {
-				p.say(fmt.Sprintf(`{"ask":{"number":%d,"network":"a","dial":"198.18.3.4:80"}}`, 1+n))
+				p.ask(fmt.Sprintf(`{"number":%d,"network":"a","dial":"198.18.3.4:80"}`, 1+n))
 			}
 			<-turns[i]
 		})
@@ -282,6 +286,56 @@ func TestAsksEndWithTheirProcess(t *testing.T) {
 	}
 	if r := s.next(); r.Add == nil || r.Add.ID != "a" {
 		t.Errorf("the last process got %+v", r)
+	}
+}
+
+// A network whose events are too many delays no ask.
+func TestEventsDelayNoAsks(t *testing.T) {
+	const each = 200 // events of a packet
+	turn, replied := make(chan struct{}), make(chan reply, 1)
+	g, s := performFor(t, Config{Events: func(gateway.Event) {}, Peers: onlyWeb(t, make(chan string, 1))}, func(p *player) {
+		p.say(greeting)
+		r, err := p.hear()
+		if err != nil {
+			return
+		}
+		p.say(fmt.Sprintf(`{"answer":{"number":%d}}`, r.Number))
+		packet := `{"events":[` + strings.Repeat(`{"network":"a","kind":"query","protocol":"dns","addr":""},`, each-1) + `{"network":"a","kind":"query","protocol":"dns","addr":""}]}`
+		for range eventRate/each + 1 {
+			p.say(packet)
+		}
+		<-turn
+		p.ask(`{"number":1,"network":"a","name":"web"}`)
+		if r, _, err := p.heard(); err == nil {
+			replied <- r
+		}
+		_, _ = p.hear() // until the daemon closes it
+	})
+	if err := addBox(t, g, "a"); err != nil {
+		t.Fatal(err)
+	}
+	pause := s.time.next(t, append(ignored, helloIn)...) // events are not read now
+	close(turn)
+	select {
+	case r := <-replied:
+		if r.Peer == nil || r.Peer.Addr != web.Addr {
+			t.Errorf("the reply is %+v", r)
+		}
+	case <-time.After(testenv.HungAfter):
+		t.Error("no reply")
+	}
+	s.time.fire(pause)
+}
+
+// The refusal of a bound is told apart from the failure of a connection.
+func TestRefusedConnectionsToPeers(t *testing.T) {
+	var a *asker
+	a = newAsker(func(q *ask) error {
+		return a.deliver(received{reply: reply{Number: q.Number, Error: "too many"}})
+	})
+	_, p, err := a.peers("a", []string{"front"}).Dial(t.Context(), netip.MustParseAddrPort("198.18.3.4:80"))
+	if refused, ok := errors.AsType[gateway.Refused](err); !ok || refused != "too many" || p != (gateway.Peer{}) {
+		t.Errorf("%+v, %v", p, err)
 	}
 }
 
@@ -339,7 +393,7 @@ func TestNoNamedNetwork(t *testing.T) {
 	}
 }
 
-// listen serves a port of a sandbox: what is sent comes back.
+// listen serves a port of a sandbox with an echo.
 func (s sandbox) listen(t *testing.T, address string) {
 	t.Helper()
 	var l net.Listener
@@ -353,19 +407,7 @@ func (s sandbox) listen(t *testing.T, address string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				_, _ = io.Copy(c, c)
-			}()
-		}
-	}()
+	serveEcho(t, l)
 }
 
 // ends connects from within and returns how the connection ends; a reset may come before connect
@@ -498,4 +540,93 @@ func TestPathToAPeer(t *testing.T) {
 		t.Error(err)
 	}
 	exchange(t, front.dial(t, "tcp", "198.18.3.4:8080"), "\x00still")
+}
+
+// A gateway gets the sockets of the ports that it asks for, if the daemon gives them.
+func TestAsksForSockets(t *testing.T) {
+	dir, err := os.MkdirTemp("", "egress") //nolint:usetesting // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "sock"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	asked := make(chan string, 10)
+	dial := func(_ context.Context, network string, port uint16) (*net.UnixConn, error) {
+		asked <- fmt.Sprint(network, " ", port)
+		if port != 80 {
+			return nil, errors.New("no such\nsocket")
+		}
+		return net.DialUnix("unix", nil, &net.UnixAddr{Name: l.Addr().String(), Net: "unix"})
+	}
+	replies := make(chan string, 10)
+	g, s := performFor(t, Config{Events: func(gateway.Event) {}, DialSocket: dial}, func(p *player) {
+		p.say(greeting)
+		r, err := p.hear()
+		if err != nil {
+			return
+		}
+		p.got <- r
+		p.say(fmt.Sprintf(`{"answer":{"number":%d}}`, r.Number))
+		a := newAsker(func(q *ask) error {
+			packet, err := encode(q)
+			p.ask(string(packet))
+			return err
+		})
+		go func() {
+			for {
+				var r reply
+				fds, err := replyPackets.Receive(p.asksRaw, 0, func(packet []byte) error { return decode(packet, &r) })
+				if err != nil {
+					return
+				}
+				files := unixmsg.Files(fds, "reply")
+				if err := errors.Join(r.check(len(files)), a.deliver(received{r, first(files)})); err != nil {
+					replies <- err.Error()
+				}
+			}
+		}()
+		connect := a.dialSocket("a")
+		for _, port := range []uint16{80, 81} {
+			c, err := connect(context.Background(), port)
+			if err == nil {
+				_, err = io.WriteString(c, "hello")
+				err = errors.Join(err, c.Close())
+			}
+			replies <- fmt.Sprint(port, " ", err)
+		}
+		_, _ = p.hear() // until the daemon closes it
+	})
+	if err := addBox(t, g, "a"); err != nil {
+		t.Fatal(err)
+	}
+	s.next()
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if got, err := io.ReadAll(c); err != nil || string(got) != "hello" {
+		t.Errorf("%q, %v", got, err)
+	}
+	for _, want := range []string{"80 <nil>", "81 no such\ufffdsocket"} {
+		if got := <-replies; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	for _, want := range []string{"a 80", "a 81"} {
+		if got := <-asked; got != want {
+			t.Errorf("asked %q, want %q", got, want)
+		}
+	}
+}
+
+func first(files []*os.File) *os.File {
+	if len(files) == 0 {
+		return nil
+	}
+	return files[0]
 }

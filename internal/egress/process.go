@@ -97,6 +97,8 @@ type process struct {
 	resolver *resolver
 	roots    *x509.CertPool // of the host
 	sending  sync.Mutex
+	asks     *net.UnixConn // nil until the daemon has opened it, before the first network
+	asksRaw  syscall.RawConn
 	asker    *asker
 	networks map[string]*served // of serve only
 }
@@ -114,7 +116,7 @@ func newProcess(conn *net.UnixConn) (*process, error) {
 		return nil, fmt.Errorf("open the daemon's socket: %w", err)
 	}
 	p := &process{conn: conn, raw: raw, networks: make(map[string]*served)}
-	p.asker = newAsker(func(a *ask) error { return p.send(&message{Ask: a}) })
+	p.asker = newAsker(p.sendAsk)
 	return p, nil
 }
 
@@ -123,6 +125,9 @@ func (p *process) serve(h *hello) error {
 	defer func() {
 		for _, s := range p.networks {
 			s.close()
+		}
+		if p.asks != nil {
+			_ = p.asks.Close()
 		}
 	}()
 	if err := p.send(&message{Hello: h}); err != nil {
@@ -139,20 +144,14 @@ func (p *process) serve(h *hello) error {
 			// which the bound on networks prevents. The daemon replaces this process.
 			return fmt.Errorf("receive a request: %w", err)
 		}
-		if r.Reply != nil {
-			if err := p.replied(&r, unixmsg.Files(fds, "peer")); err != nil {
-				return err
-			}
-			continue
-		}
 		a := answer{Number: r.Number}
 		pprof.Do(context.Background(), pprof.Labels(labelNetwork, r.id()), func(context.Context) {
 			err = p.handle(&r, unixmsg.Files(fds, "sandbox")) //nolint:contextcheck // a network ends with its removal
 		})
 		switch {
-		case err != nil && r.Report:
+		case err != nil && (r.Report || r.Asks):
 			return err
-		case r.Report:
+		case r.Report, r.Asks:
 			continue
 		case err != nil:
 			a.Error = clean(err.Error(), maxError)
@@ -216,6 +215,8 @@ func (p *process) handle(r *request, files []*os.File) error {
 		return p.setSecrets(r.SetSecrets)
 	case r.Report:
 		return reportCrashes(files[0])
+	case r.Asks:
+		return p.openAsks(files[0])
 	case r.Remove != nil:
 		if s := p.networks[r.Remove.ID]; s != nil {
 			s.close()
@@ -248,7 +249,7 @@ func (p *process) add(a *add, files []*os.File) error {
 	}
 	n := gateway.New(gateway.Options{
 		ID: a.ID, Policy: parsed, Budget: a.Budget, Spent: a.Spent, CA: authority, Roots: p.roots, Secrets: placed, Quarantined: a.Quarantined, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Pool: p.pool,
-		Peers:  p.asker.peers(a.ID, a.Networks),
+		Peers: p.asker.peers(a.ID, a.Networks), DialSocket: p.asker.dialSocket(a.ID),
 		Record: p.sendEvents,
 	})
 	p.networks[a.ID] = serveNetwork(n, s)

@@ -16,8 +16,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/netns/gateway"
@@ -43,12 +41,12 @@ const (
 	maxReason = 512
 	maxNotes  = 8 // missing restrictions of a hello
 
-	maxJoined = 8 // named networks of one network
+	// MaxJoined is the maximum number of named networks that one sandbox joins.
+	MaxJoined = 8
 	maxLabel  = 63
 
 	maxAuthority = 4 << 10
 	maxSecrets   = 24 << 10 // all of one network
-	maxKnown     = 64       // hosts that the next process does not count again
 )
 
 // The packets of both directions. Base64 makes a policy a third longer, and escapes make a byte of
@@ -56,19 +54,23 @@ const (
 var (
 	requests = unixmsg.Format{MaxBytes: 160 << 10, MaxFiles: 3}
 	messages = unixmsg.Format{MaxBytes: 16 << 10}
+	// Those of the socket for asks.
+	askPackets   = unixmsg.Format{MaxBytes: 4 << 10}
+	replyPackets = unixmsg.Format{MaxBytes: 8 << 10, MaxFiles: 1}
 )
 
-// A request is a packet to the gateway. One of its pointers is set, or Report.
+// A request is a packet to the gateway. One of its pointers is set, or Report, or Asks.
 type request struct {
-	Number    uint64     `json:"number"` // of the answer; counts up; 0 in a reply, which has none
+	Number    uint64     `json:"number"` // of the answer; counts up
 	Add       *add       `json:"add,omitempty"`
 	SetPolicy *setPolicy `json:"set_policy,omitempty"`
 	// SetSecrets replaces the secrets of a network.
 	SetSecrets *setSecrets `json:"set_secrets,omitempty"`
 	Remove     *remove     `json:"remove,omitempty"`
-	Reply      *reply      `json:"reply,omitempty"`
 	// Report asks the process to write the report of its crash to the file. It has no answer.
 	Report bool `json:"report,omitempty"`
+	// Asks gives the process the socket for asks. It has no answer.
+	Asks bool `json:"asks,omitempty"`
 }
 
 // add adds a network, or replaces it. Its files are Stream, DNS and DNSTCP.
@@ -99,8 +101,9 @@ type remove struct {
 // reply is the daemon's reply to an ask. Its file is the connection, if the ask was for one and the
 // error is empty.
 type reply struct {
-	Number uint64 `json:"number"`         // of the ask
-	Peer   *peer  `json:"peer,omitempty"` // nil if there is none
+	Number uint64 `json:"number"`           // of the ask
+	Peer   *peer  `json:"peer,omitempty"`   // nil if there is none, a bound refuses, or the ask was for a socket
+	Socket bool   `json:"socket,omitempty"` // the file is a connection to a socket of the host
 	Error  string `json:"error,omitempty"`
 }
 
@@ -116,15 +119,17 @@ type message struct {
 	Hello  *hello  `json:"hello,omitempty"`
 	Answer *answer `json:"answer,omitempty"`
 	Events []event `json:"events,omitempty"`
-	Ask    *ask    `json:"ask,omitempty"`
 }
 
-// ask asks the daemon for the peer with a name, or for a connection to the one with an address.
+// ask asks the daemon for the peer with a name, for a connection to the one with an address, or for
+// a connection to the service of the host with a port that the policy has at a Unix socket. It goes
+// through a socket of its own, where it waits behind no event.
 type ask struct {
 	Number  uint64         `json:"number"`  // of the reply; counts up
 	Network string         `json:"network"` // id of the network that asks
 	Name    string         `json:"name,omitempty"`
 	Dial    netip.AddrPort `json:"dial,omitzero"`
+	Socket  uint16         `json:"socket,omitempty"` // port of the service
 }
 
 // hello is the first message, sent when the gateway is confined.
@@ -180,7 +185,7 @@ func eventPackets(all []gateway.Event) (packets [][]byte) {
 	for _, e := range all {
 		one, err := encode(toWire(e))
 		if err != nil {
-			continue // none has a value that JSON does not
+			continue // it never fails: every value has a form in JSON
 		}
 		one = bytes.TrimSpace(one)
 		if len(packet) > len(begin) && len(packet)+len(one)+len(",")+len(end) > messages.MaxBytes {
@@ -198,8 +203,8 @@ func eventPackets(all []gateway.Event) (packets [][]byte) {
 	return packets
 }
 
-// wellFormed leaves out what is no name: a sandbox must not make the daemon take this gateway for
-// one that was taken over.
+// wellFormed returns "" for a text that is not a name: a sandbox must not make the daemon take this
+// gateway for one that was taken over.
 func wellFormed(name string) string {
 	if _, err := policy.ParseName(name); err != nil {
 		return ""
@@ -268,7 +273,7 @@ func (e *event) event() (gateway.Event, error) {
 	if e.Addr.Zone() != "" {
 		return bad("address")
 	}
-	if e.Spent != nil && !plausible(*e.Spent, 0) {
+	if e.Spent != nil && !plausible(e.Spent, gateway.MaxFresh, gateway.MaxRuleSpent) {
 		return bad("use of the budget")
 	}
 	return gateway.Event{
@@ -277,21 +282,37 @@ func (e *event) event() (gateway.Event, error) {
 	}, nil
 }
 
-// plausible reports whether all values are within their bounds, and at most so many hosts known.
-func plausible(s gateway.Spent, known int) bool {
-	for _, k := range s.Known {
-		if len(k) > maxName {
+// plausible reports whether all values are within their bounds, and there are at most so many known
+// hosts, of each rule too, and rules.
+func plausible(s *gateway.Spent, known, rules int) bool {
+	for i := range s.Rules {
+		r := &s.Rules[i]
+		if r.Rule == "" || !isClean(r.Rule, maxRule) || !areHosts(r.Known, known) || !areCounts(r.BytesOut, r.BytesIn, r.Connections, r.Hosts) {
 			return false
 		}
 	}
-	return min(s.BytesOut, s.BytesIn, s.Connections, s.Queries, s.NameBytes, s.Hosts) >= 0 &&
-		max(s.BytesOut, s.BytesIn, s.Connections, s.Queries, s.NameBytes, s.Hosts) <= gateway.MaxSpent && len(s.Known) <= known
+	return len(s.Rules) <= rules && areHosts(s.Known, known) && areCounts(s.BytesOut, s.BytesIn, s.Connections, s.Queries, s.NameBytes, s.Hosts)
+}
+
+func areCounts(all ...int64) bool {
+	return slices.Min(all) >= 0 && slices.Max(all) <= gateway.MaxSpent
+}
+
+// areHosts reports whether all are names or addresses, in the form in which a gateway has them.
+func areHosts(all []string, most int) bool {
+	return len(all) <= most && !slices.ContainsFunc(all, func(k string) bool {
+		if addr, err := netip.ParseAddr(k); err == nil {
+			return addr.Zone() != "" || addr.String() != k
+		}
+		name, err := policy.ParseName(k)
+		return err != nil || name.String() != k
+	})
 }
 
 // check reports a message that has no single kind, or text over its bound.
 func (m *message) check() error {
 	kinds := 0
-	for _, set := range []bool{m.Hello != nil, m.Answer != nil, len(m.Events) > 0, m.Ask != nil} {
+	for _, set := range []bool{m.Hello != nil, m.Answer != nil, len(m.Events) > 0} {
 		if set {
 			kinds++
 		}
@@ -310,8 +331,6 @@ func (m *message) check() error {
 		}
 	case m.Answer != nil && !isClean(m.Answer.Error, maxError):
 		return errors.New("malformed answer")
-	case m.Ask != nil:
-		return m.Ask.check()
 	}
 	return nil
 }
@@ -322,7 +341,13 @@ func (a *ask) check() error {
 		return fmt.Errorf("malformed ask: %w", err)
 	}
 	if a.Name != "" {
-		if name, err := policy.ParseName(a.Name); err != nil || name.String() != a.Name || a.Dial != (netip.AddrPort{}) {
+		if name, err := policy.ParseName(a.Name); err != nil || name.String() != a.Name || a.Dial != (netip.AddrPort{}) || a.Socket != 0 {
+			return errors.New("malformed ask")
+		}
+		return nil
+	}
+	if a.Socket != 0 {
+		if a.Dial != (netip.AddrPort{}) {
 			return errors.New("malformed ask")
 		}
 		return nil
@@ -336,7 +361,7 @@ func (a *ask) check() error {
 // check reports a reply that no daemon of ours sends.
 func (r *reply) check(files int) error {
 	switch {
-	case files > 1, files == 1 && (r.Peer == nil || r.Error != ""), !isClean(r.Error, maxError):
+	case files > 1, files == 1 && (r.Peer == nil && !r.Socket || r.Error != ""), r.Socket && (r.Peer != nil || files == 0), !isClean(r.Error, maxError):
 		return errors.New("malformed reply")
 	case r.Peer != nil && (!isClean(r.Peer.Name, maxName) || !isClean(r.Peer.Network, maxLabel) || !policy.PeerAddresses.Contains(r.Peer.Addr)):
 		return errors.New("malformed reply")
@@ -361,14 +386,8 @@ func (r *request) id() string {
 
 // check reports a request that no daemon of ours sends. The policy is parsed elsewhere.
 func (r *request) check(files int) error {
-	if r.Reply != nil {
-		if r.Add != nil || r.SetPolicy != nil || r.SetSecrets != nil || r.Remove != nil || r.Report {
-			return errors.New("request of several kinds")
-		}
-		return r.Reply.check(files)
-	}
 	kinds, want := 0, 0
-	id := "report" // has none
+	id := "process" // of requests that are about no network
 	var doc []byte
 	var placed []secrets.Secret
 	if r.Add != nil {
@@ -379,7 +398,7 @@ func (r *request) check(files int) error {
 				return fmt.Errorf("budget of %v", n)
 			}
 		}
-		if !plausible(r.Add.Spent, maxKnown) {
+		if !plausible(&r.Add.Spent, gateway.MaxKnown, policy.MaxBudgets) {
 			return errors.New("malformed use of the budget")
 		}
 	}
@@ -392,8 +411,10 @@ func (r *request) check(files int) error {
 	if r.Remove != nil {
 		kinds, id = kinds+1, r.Remove.ID
 	}
-	if r.Report {
-		kinds, want = kinds+1, 1
+	for _, set := range []bool{r.Report, r.Asks} {
+		if set {
+			kinds, want = kinds+1, 1
+		}
 	}
 	switch {
 	case kinds != 1:
@@ -414,7 +435,7 @@ func (r *request) check(files int) error {
 
 // areLabels reports whether the names of named networks are few and short.
 func areLabels(names []string) bool {
-	return len(names) <= maxJoined && !slices.ContainsFunc(names, func(n string) bool { return n == "" || !isClean(n, maxLabel) })
+	return len(names) <= MaxJoined && !slices.ContainsFunc(names, func(n string) bool { return n == "" || !isClean(n, maxLabel) })
 }
 
 // secretBytes returns the size of secrets in a packet, roughly.
@@ -458,15 +479,6 @@ func encode(v any) ([]byte, error) {
 		return nil, fmt.Errorf("encode packet: %w", err)
 	}
 	return b.Bytes(), nil
-}
-
-// socketpair returns the daemon's end and the gateway's.
-func socketpair() (ours, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("make socket pair: %w", err)
-	}
-	return os.NewFile(uintptr(fds[0]), "gateway"), os.NewFile(uintptr(fds[1]), "gateway"), nil
 }
 
 // unixConn returns the connection of a socket's file, and closes the file.

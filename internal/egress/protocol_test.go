@@ -64,8 +64,6 @@ func FuzzMessage(f *testing.F) {
 		`{"hello":{"landlock":6,"networks":40}}`, `{"answer":{"number":1,"error":"x"}}`, `{}`, `{"answer":{"number":1},"hello":{"landlock":1}}`,
 		`{"events":[{"network":"box","kind":"connection","time":1,"duration":2,"protocol":"tcp","addr":"1.2.3.4"}]}`,
 		`{"events":[{"network":"box","kind":"connection","protocol":"tcp","addr":"fe80::1%eth0"}]}`, `{"events":[]}`, `{"answer":{"number":1}} {}`, `[`, `{"more":1}`,
-		`{"ask":{"number":1,"network":"box","name":"web"}}`, `{"ask":{"number":2,"network":"box","dial":"198.18.0.7:80"}}`,
-		`{"ask":{"number":3,"network":"box","name":"web","dial":"198.18.0.7:80"}}`, `{"ask":{"number":-1,"network":"box","dial":"[::ffff:198.18.0.7]:80"}}`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -91,12 +89,56 @@ func FuzzMessage(f *testing.F) {
 		if m.Answer != nil && len(m.Answer.Error) > maxError {
 			t.Errorf("%+v", m.Answer)
 		}
-		if m.Ask != nil {
-			name, err := policy.ParseName(m.Ask.Name)
-			dials := m.Ask.Dial.IsValid() && m.Ask.Dial.Port() > 0 && policy.PeerAddresses.Contains(m.Ask.Dial.Addr())
-			if named := err == nil && name.String() == m.Ask.Name; named == dials || m.Ask.Network == "" || len(m.Ask.Network) > maxID {
-				t.Errorf("%+v", m.Ask)
+	})
+}
+
+// An ask of a gateway that was taken over is refused or within its bounds.
+func FuzzAsk(f *testing.F) {
+	for _, s := range []string{
+		`{"number":1,"network":"box","name":"web"}`, `{"number":2,"network":"box","dial":"198.18.0.7:80"}`,
+		`{"number":3,"network":"box","name":"web","dial":"198.18.0.7:80"}`, `{"number":-1,"network":"box","dial":"[::ffff:198.18.0.7]:80"}`, `{"number":1}`, `{"more":1}`, `[`,
+		`{"number":1,"network":"box","socket":80}`, `{"number":1,"network":"box","socket":80,"name":"web"}`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, packet []byte) {
+		var a ask
+		if decode(packet, &a) != nil || a.check() != nil {
+			return
+		}
+		name, err := policy.ParseName(a.Name)
+		dials := a.Dial.IsValid() && a.Dial.Port() > 0 && policy.PeerAddresses.Contains(a.Dial.Addr())
+		kinds := 0
+		for _, is := range []bool{err == nil && name.String() == a.Name, dials, a.Socket != 0} {
+			if is {
+				kinds++
 			}
+		}
+		if kinds != 1 || a.Network == "" || len(a.Network) > maxID {
+			t.Errorf("%+v", a)
+		}
+	})
+}
+
+// A reply of a daemon that was taken over is refused or within its bounds.
+func FuzzReply(f *testing.F) {
+	for _, s := range []string{
+		`{"number":1}`, `{"number":1,"peer":{"name":"web","network":"front","addr":"198.18.0.7"}}`, `{"number":1,"error":"x"}`,
+		`{"number":1,"peer":{"name":"web","network":"front","addr":"127.0.0.1"}}`, `{"number":1,"error":"\u001b"}`, `{"number":1,"socket":true}`, `{"number":1,"socket":true,"peer":{"name":"web","network":"front","addr":"198.18.0.7"}}`, `{"number":1,"peer":{"name":"\u2028","network":"","addr":"198.18.0.7"}}`,
+	} {
+		f.Add([]byte(s), 0)
+		f.Add([]byte(s), 1)
+	}
+	f.Fuzz(func(t *testing.T, packet []byte, files int) {
+		var r reply
+		if decode(packet, &r) != nil || r.check(files) != nil {
+			return
+		}
+		if files > 1 || files == 1 && ((r.Peer == nil) == !r.Socket || r.Error != "") || len(r.Error) > maxError {
+			t.Errorf("%s with %d files", packet, files)
+		}
+		if again, err := encode(&r); err != nil || len(again) > replyPackets.MaxBytes {
+			t.Errorf("it has %d bytes: %v", len(again), err)
 		}
 	})
 }
@@ -105,8 +147,7 @@ func FuzzMessage(f *testing.F) {
 func FuzzRequest(f *testing.F) {
 	for _, s := range []string{
 		`{"number":1,"add":{"id":"box","policy":"e30=","budget":{"BytesOut":1}}}`, `{"number":2,"remove":{"id":"box"}}`,
-		`{"number":3,"set_policy":{"id":"box","policy":"e30="}}`, `{"remove":{"id":"a"},"add":{"id":"b"}}`, `{"number":-1}`, `{"report":true}`, `{"number":1,"remove":{"id":"\u001b"}}`,
-		`{"reply":{"number":1}}`, `{"reply":{"number":1,"peer":{"name":"web","network":"front","addr":"198.18.0.7"}}}`, `{"reply":{"number":1,"error":"x"},"remove":{"id":"a"}}`,
+		`{"number":3,"set_policy":{"id":"box","policy":"e30="}}`, `{"remove":{"id":"a"},"add":{"id":"b"}}`, `{"number":-1}`, `{"report":true}`, `{"asks":true}`, `{"report":true,"asks":true}`, `{"number":1,"remove":{"id":"\u001b"}}`,
 		`{"number":4,"set_secrets":{"id":"box","secrets":[{"Name":"a","Kind":"bearer","Value":"some-value","Binding":{"Host":"example.com","Placeholder":"sandboxd-placeholder"}}]}}`,
 	} {
 		f.Add([]byte(s), 0)
@@ -119,12 +160,12 @@ func FuzzRequest(f *testing.F) {
 			return
 		}
 		ids := 0
-		for _, set := range []bool{r.Add != nil, r.SetPolicy != nil, r.SetSecrets != nil, r.Remove != nil, r.Reply != nil, r.Report} {
+		for _, set := range []bool{r.Add != nil, r.SetPolicy != nil, r.SetSecrets != nil, r.Remove != nil, r.Report, r.Asks} {
 			if set {
 				ids++
 			}
 		}
-		if ids != 1 || (r.Add != nil) != (files == 3) || r.Report && files != 1 || r.Reply != nil && (files > 1 || files == 1 && r.Reply.Peer == nil) {
+		if ids != 1 || (r.Add != nil) != (files == 3) || (r.Report || r.Asks) && files != 1 {
 			t.Errorf("%s with %d files", packet, files)
 		}
 	})
@@ -176,18 +217,25 @@ func TestRequestsOfATakenOverDaemon(t *testing.T) {
 		"large policy":    {SetPolicy: &setPolicy{ID: "a", Policy: make([]byte, MaxPolicy+1)}},
 		"without files":   {Add: &add{ID: "a"}},
 		"negative budget": {Add: &add{ID: "a", Budget: gateway.Budget{Hosts: -1}}},
-		"many networks":   {Add: &add{ID: "a", Networks: make([]string, maxJoined+1)}},
+		"many networks":   {Add: &add{ID: "a", Networks: make([]string, MaxJoined+1)}},
 		"a long network":  {Add: &add{ID: "a", Networks: []string{strings.Repeat("a", maxLabel+1)}}},
-		"reply and more":  {Reply: &reply{Number: 1}, Remove: &remove{"a"}},
-		"long name":       {Reply: &reply{Number: 1, Peer: &peer{strings.Repeat("a", maxName+1), "n", netip.MustParseAddr("198.18.0.1")}}},
-		"other address":   {Reply: &reply{Number: 1, Peer: &peer{"a", "n", netip.MustParseAddr("127.0.0.1")}}},
-		"error for logs":  {Reply: &reply{Number: 1, Error: "\x1b"}},
+		"asks and more":   {Asks: true, Remove: &remove{"a"}},
+		"asks and report": {Asks: true, Report: true},
 	} {
 		files := 0
 		if r.Add != nil && name != "without files" {
 			files = 3
 		}
 		if err := r.check(files); err == nil {
+			t.Errorf("%s is accepted", name)
+		}
+	}
+	for name, r := range map[string]reply{
+		"long name":      {Number: 1, Peer: &peer{strings.Repeat("a", maxName+1), "n", netip.MustParseAddr("198.18.0.1")}},
+		"other address":  {Number: 1, Peer: &peer{"a", "n", netip.MustParseAddr("127.0.0.1")}},
+		"error for logs": {Number: 1, Error: "\x1b"},
+	} {
+		if err := r.check(0); err == nil {
 			t.Errorf("%s is accepted", name)
 		}
 	}

@@ -16,13 +16,7 @@ func oneSecret(value string) []secrets.Secret {
 // Changed secrets reach the process, and the one after it, whether there was one or not.
 func TestSetSecrets(t *testing.T) {
 	end := make(chan struct{})
-	g, s := perform(t, func(gateway.Event) {}, func(p *player) {
-		go func() {
-			<-end
-			_ = p.conn.CloseWrite()
-		}()
-		honest(p)
-	}, honest)
+	g, s := perform(t, func(gateway.Event) {}, honestUntil(end), honest)
 	if err := addBox(t, g, "a"); err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +39,7 @@ func TestSetSecrets(t *testing.T) {
 	}
 }
 
-// What no daemon of ours sends is refused, and what it sends is taken.
+// Requests that no daemon of ours sends are refused, and those that it sends are taken.
 func TestSecretsOfATakenOverDaemon(t *testing.T) {
 	p := &process{networks: make(map[string]*served)}
 	n := gateway.New(gateway.Options{ID: "a", Record: func([]gateway.Event) {}})

@@ -197,10 +197,11 @@ type SignalRequest struct {
 	All    bool `json:"all,omitempty"` // not the main process's group alone, but everything that the exec has started
 }
 
-// An Rlimit is a limit of setrlimit(2), soft and hard at once.
+// An Rlimit is a limit of setrlimit(2).
 type Rlimit struct {
-	Resource int    `json:"resource"` // RLIMIT_*
-	Value    uint64 `json:"value"`
+	Resource int     `json:"resource"`       // RLIMIT_*
+	Value    uint64  `json:"value"`          // hard limit
+	Soft     *uint64 `json:"soft,omitempty"` // nil: the hard one
 }
 
 // ProcessAnswer describes one process of the sandbox. Its arguments travel with it as strings,

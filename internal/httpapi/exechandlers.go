@@ -192,11 +192,7 @@ func (s *Server) watch(ctx context.Context, c *websocket.Conn, x *service.Execut
 		if e.Data == nil {
 			return writeText(ctx, c, e)
 		}
-		channel := api.ChannelStdout
-		if e.Stream == "stderr" {
-			channel = api.ChannelStderr
-		}
-		frame = append(append(frame[:0], channel), e.Data...)
+		frame = append(append(frame[:0], channelOf(e.Stream)), e.Data...)
 		return c.Write(ctx, websocket.MessageBinary, frame)
 	})
 	switch {

@@ -45,7 +45,7 @@ func (s *Server) getList(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	id, dir := r.PathValue("id"), q.Get("path")
-	if !wantsStream(r) {
+	if !wants(r, api.TypeNDJSON) {
 		list, err := s.as(r).List(r.Context(), id, dir, opts)
 		if err != nil {
 			return err
@@ -133,17 +133,8 @@ func (s *Server) getWatch(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancelCause(r.Context())
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		select {
-		case <-s.stopping:
-			cancel(class.ErrStopping)
-		case <-ctx.Done():
-		}
-	}()
-	defer func() { cancel(nil); <-stopped }()
+	ctx, end := s.untilStopping(r.Context())
+	defer end()
 	err = answerEvents(w, func(p *api.Problem) api.FileChange { return api.FileChange{Error: p} }, func(emit func(api.FileChange) error) error {
 		return s.as(r).Watch(ctx, r.PathValue("id"), q.Get("path"), recursive, emit)
 	})

@@ -61,6 +61,9 @@ func (s *Server) postShutdown(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
+	if req.KeepSandboxes && req.StopSandboxes {
+		return class.Invalidf("keep_sandboxes leaves sandboxes running and stop_sandboxes stops them: give one")
+	}
 	w.Header().Set("Connection", "close")
 	w.WriteHeader(http.StatusAccepted)
 	_ = http.NewResponseController(w).Flush() // answered before the server begins to close connections
@@ -81,7 +84,10 @@ func (s *Server) postExec(w http.ResponseWriter, r *http.Request) error {
 		w.Header().Set("Location", "/v1/sandboxes/"+x.Sandbox+"/execs/"+x.ID)
 		return writeJSON(w, http.StatusCreated, execOf(x))
 	}
-	if wantsStream(r) {
+	switch {
+	case wants(r, api.TypeStream):
+		return s.answerFrames(w, r, req)
+	case wants(r, api.TypeNDJSON):
 		return answerEvents(w, execError, func(emit func(api.ExecEvent) error) error { //nolint:contextcheck // it is the request's
 			return s.as(r).ExecStream(r.Context(), r.PathValue("id"), req, emit)
 		})
@@ -98,7 +104,7 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 	if err := readJSON(w, r, maxExecBody, &req); err != nil {
 		return err
 	}
-	if wantsStream(r) {
+	if wants(r, api.TypeNDJSON) {
 		return answerEvents(w, execError, func(emit func(api.ExecEvent) error) error { //nolint:contextcheck // it is the request's
 			_, err := s.as(r).Run(r.Context(), req, emit)
 			return err
@@ -122,7 +128,7 @@ func query(r *http.Request, known ...string) (url.Values, error) {
 		if !slices.Contains(known, k) {
 			return nil, class.Invalidf("query: unknown parameter %q", class.Clip(k))
 		}
-		if len(q[k]) > 1 && k != "label" {
+		if len(q[k]) > 1 && k != "label" && k != "filter" && k != "sandbox" {
 			return nil, class.Invalidf("query: parameter %q is given twice", k)
 		}
 	}
@@ -134,11 +140,12 @@ func requestBody(w http.ResponseWriter, r *http.Request) io.Reader {
 	return &patientBody{r.Body, http.NewResponseController(w)}
 }
 
-func wantsStream(r *http.Request) bool {
+// wants reports whether a request accepts a media type by its name.
+func wants(r *http.Request, mediaType string) bool {
 	for _, accept := range r.Header.Values("Accept") {
 		for part := range strings.SplitSeq(accept, ",") {
 			t, _, _ := strings.Cut(part, ";")
-			if strings.TrimSpace(t) == api.TypeNDJSON {
+			if strings.TrimSpace(t) == mediaType {
 				return true
 			}
 		}
@@ -200,7 +207,7 @@ func (s *stream) Write(p []byte) (int, error) {
 	if err := s.rc.SetWriteDeadline(time.Now().Add(answerTimeout)); err != nil {
 		return 0, err
 	}
-	n, err := s.w.Write(p)
+	n, err := s.w.Write(p) //nolint:gosec // no browser shows these content types as a page
 	if err == nil && s.flush {
 		err = s.rc.Flush()
 	}

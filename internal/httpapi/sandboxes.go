@@ -76,9 +76,20 @@ func (s *Server) getSandboxes(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) postSandbox(w http.ResponseWriter, r *http.Request) error {
+	q, err := query(r, "tie")
+	if err != nil {
+		return err
+	}
+	tied, err := boolParam("tie", q.Get("tie"))
+	if err != nil {
+		return err
+	}
 	var req api.CreateSandbox
 	if err := readJSON(w, r, maxBody, &req); err != nil {
 		return err
+	}
+	if tied {
+		return s.createTied(w, r, req)
 	}
 	sb, err := s.as(r).CreateSandbox(r.Context(), req)
 	if err != nil {

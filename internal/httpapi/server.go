@@ -46,6 +46,7 @@ type Server struct {
 	cancel   context.CancelCauseFunc // of all requests
 
 	requests sync.WaitGroup // handlers, with those of hijacked connections
+	piped    sync.WaitGroup // those of programs with pipes
 	mu       sync.Mutex
 	drained  bool // no request may begin: requests is waited for
 	active   int  // number of requests under way
@@ -88,7 +89,11 @@ func (s *Server) Drain(ctx context.Context, patience time.Duration) {
 		defer cancel()
 		return s.http.Shutdown(ctx)
 	}
-	if step(patience) != nil {
+	begun := time.Now()
+	err := step(patience)
+	if err == nil {
+		s.awaitPiped(ctx, patience-time.Since(begun))
+	} else {
 		s.cancel(class.ErrStopping)
 		if step(cutTimeout) != nil {
 			s.log.Warn("requests are cut off")
@@ -101,6 +106,39 @@ func (s *Server) Drain(ctx context.Context, patience time.Duration) {
 	s.drained = true
 	s.mu.Unlock()
 	s.requests.Wait()
+}
+
+// awaitPiped waits for programs with pipes to end. Their connections are not the HTTP server's any
+// more, and no other begins when its Shutdown has returned.
+func (s *Server) awaitPiped(ctx context.Context, patience time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	ended := make(chan struct{})
+	go func() {
+		s.piped.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
+}
+
+// untilStopping returns a context for an answer without an end of its own. It ends with
+// [class.ErrStopping] when the daemon begins to stop. The caller calls end, which waits for the
+// goroutine behind it.
+func (s *Server) untilStopping(parent context.Context) (ctx context.Context, end func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		select {
+		case <-s.stopping:
+			cancel(class.ErrStopping)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil); <-stopped }
 }
 
 // beginRequest counts a request, which endRequest must end; false once the server is drained.
@@ -173,6 +211,11 @@ var routes = []route{
 	{"GET", "/v1/system/checks", owner, (*Server).getChecks},
 	{"POST", "/v1/system/shutdown", owner, (*Server).postShutdown},
 
+	{"GET", "/v1/system/df", tenant, (*Server).getDiskUsage}, // of the caller's own objects
+
+	{"GET", "/v1/stats", tenant, (*Server).getAllStats},
+	{"GET", "/v1/events", tenant, (*Server).getEvents},
+
 	{"GET", "/v1/profiles", tenant, (*Server).getProfiles},
 	{"GET", "/v1/profiles/{profile}", tenant, (*Server).getProfile},
 
@@ -182,6 +225,7 @@ var routes = []route{
 	{"GET", "/v1/sandboxes/{id}", tenant, (*Server).getSandbox},
 	{"PATCH", "/v1/sandboxes/{id}", tenant, (*Server).patchSandbox},
 	{"DELETE", "/v1/sandboxes/{id}", tenant, (*Server).deleteSandbox},
+	{"POST", "/v1/sandboxes/{id}/rename", tenant, (*Server).postRename},
 	{"POST", "/v1/sandboxes/{id}/start", tenant, (*Server).postStart},
 	{"POST", "/v1/sandboxes/{id}/stop", tenant, (*Server).postStop},
 	{"POST", "/v1/sandboxes/{id}/pause", tenant, (*Server).postPause},
@@ -191,6 +235,7 @@ var routes = []route{
 	{"GET", "/v1/sandboxes/{id}/stats", tenant, (*Server).getStats},
 	{"GET", "/v1/sandboxes/{id}/flows", tenant, (*Server).getFlows},
 	{"GET", "/v1/sandboxes/{id}/diff", tenant, (*Server).getDiff},
+	{"GET", "/v1/sandboxes/{id}/changes", tenant, (*Server).getChanges},
 	{"POST", "/v1/sandboxes/{id}/commit", tenant, (*Server).postCommit},
 
 	{"POST", "/v1/sandboxes/{id}/snapshots", tenant, (*Server).postSnapshot},
@@ -209,7 +254,8 @@ var routes = []route{
 	{"DELETE", "/v1/snapshots/{snapshot}", tenant, (*Server).deleteSnapshot},
 
 	{"POST", "/v1/sandboxes/{id}/exec", tenant, (*Server).postExec},
-	{"GET", "/v1/sandboxes/{id}/exec", tenant, (*Server).getExec}, // WebSocket: its handshake is a GET
+	{"GET", "/v1/sandboxes/{id}/exec", tenant, (*Server).getExec},              // WebSocket: its handshake is a GET
+	{"POST", "/v1/sandboxes/{id}/exec/pipes", tenant, (*Server).postExecPipes}, // its answer has descriptors
 	{"GET", "/v1/sandboxes/{id}/execs", tenant, (*Server).getExecs},
 	{"GET", "/v1/sandboxes/{id}/execs/{exec}", tenant, (*Server).getExecRecord},
 	{"DELETE", "/v1/sandboxes/{id}/execs/{exec}", tenant, (*Server).deleteExec},
@@ -242,6 +288,8 @@ var routes = []route{
 	{"GET", "/v1/images/verify", owner, (*Server).getVerify},
 	{"POST", "/v1/images/tag", tenant, (*Server).postTag},
 	{"POST", "/v1/images/prune", tenant, (*Server).postPrune},
+
+	{"GET", "/v1/networks", tenant, (*Server).getNetworks},
 
 	{"GET", "/v1/secrets", tenant, (*Server).getSecrets},
 	{"PUT", "/v1/secrets/{secret}", tenant, (*Server).putSecret},

@@ -30,7 +30,7 @@ func TestSharedNetworkIsKeptByTheOwnersID(t *testing.T) {
 	}
 }
 
-// What belongs to the network is its owner's to ask for.
+// Requests about the network of a guest are refused with a hint to its owner.
 func TestSharedNetworkIsTheOwnersToChange(t *testing.T) {
 	r := daemontest.New(t, nil).Start()
 	owner := r.Create(api.CreateSandbox{Name: "owner"})

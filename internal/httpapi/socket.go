@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -150,12 +149,7 @@ func (s *Socket) take(ctx context.Context) error {
 	if err := removeStale(ctx, s.dir, s.name); err != nil {
 		return fmt.Errorf("remove stale socket: %w", err)
 	}
-	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
-		var cerr error
-		// The mode of the unbound socket is that of the file which bind makes: it never is wider.
-		err := conn.Control(func(fd uintptr) { cerr = unix.Fchmod(int(fd), 0o600) })
-		return errors.Join(err, cerr)
-	}}
+	config := net.ListenConfig{Control: unixmsg.OwnerOnly}
 	l, err := config.Listen(ctx, "unix", unixmsg.ShortName(s.dir, s.name))
 	if err != nil {
 		return err
@@ -338,16 +332,22 @@ type peerKey struct{}
 
 func peerContext(ctx context.Context, c net.Conn) context.Context {
 	if p, ok := c.(*peerConn); ok {
-		return context.WithValue(ctx, peerKey{}, p.peer)
+		return context.WithValue(ctx, peerKey{}, p)
 	}
 	return ctx
 }
 
 func peerOf(ctx context.Context) peer {
-	if p, ok := ctx.Value(peerKey{}).(peer); ok {
-		return p
+	if c := connOf(ctx); c != nil {
+		return c.peer
 	}
 	return peer{uid: unknownUID}
+}
+
+// connOf returns the connection of a request; nil in tests that have none.
+func connOf(ctx context.Context) *peerConn {
+	c, _ := ctx.Value(peerKey{}).(*peerConn)
+	return c
 }
 
 // ReadFrom sends a regular file with sendfile(2), which net has for TCP only. net/http calls it for

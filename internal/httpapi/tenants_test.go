@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -80,6 +81,25 @@ func as(r *daemontest.Running, uid, gid uint32, groups ...uint32) *daemontest.Ru
 	return &other
 }
 
+// askForPipes asks for a program with pipes, and returns the status and the body of the answer.
+func askForPipes(t *testing.T, r *daemontest.Running, id string) string {
+	t.Helper()
+	url := fmt.Sprintf("http://sandboxd/v1/sandboxes/%s/exec/pipes?client=%d&daemon=%d", id, os.Getpid(), os.Getpid())
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(`{"argv":["true"]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", api.UpgradePipes)
+	resp, err := r.HTTP.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	return fmt.Sprint(resp.Status, " ", string(body), err)
+}
+
 func TestTenantsOfTheHost(t *testing.T) {
 	testenv.RequireRoot(t)
 	b := daemontest.New(t, nil)
@@ -101,7 +121,16 @@ func TestTenantsOfTheHost(t *testing.T) {
 		if list := daemontest.Decode[api.SandboxList](t, of.who.Do("GET", "/v1/sandboxes", nil), 200); len(list.Sandboxes) != 1 || list.Sandboxes[0].ID != of.own {
 			t.Errorf("list of %s: %+v", of.own, list.Sandboxes)
 		}
+		if list := daemontest.Decode[api.StatsList](t, of.who.Do("GET", "/v1/stats", nil), 200); len(list.Sandboxes) != 1 || list.Sandboxes[0].ID != of.own {
+			t.Errorf("stats of %s: %+v", of.own, list.Sandboxes)
+		}
+		if use := daemontest.Decode[api.DiskUsage](t, of.who.Do("GET", "/v1/system/df", nil), 200); use.Sandboxes.Count != 1 {
+			t.Errorf("disk usage of %s: %+v", of.own, use)
+		}
 		for _, id := range of.others {
+			if got := of.who.Do("GET", "/v1/stats?sandbox="+id, nil); got.Status != http.StatusNotFound {
+				t.Errorf("stats of another tenant's: %d %s", got.Status, got.Body)
+			}
 			for _, call := range []struct {
 				method, path string
 				body         any
@@ -119,6 +148,7 @@ func TestTenantsOfTheHost(t *testing.T) {
 				{"GET", "/files?path=/etc/passwd", nil},
 				{"GET", "/list?path=/", nil},
 				{"GET", "/diff", nil},
+				{"GET", "/changes", nil},
 				{"GET", "/archive?path=/", nil},
 				{"GET", "/processes", nil},
 				{"POST", "/fork", api.ForkSandbox{}},
@@ -147,6 +177,9 @@ func TestTenantsOfTheHost(t *testing.T) {
 		}
 	}
 	daemontest.Problem(t, stranger.Do("GET", "/v1/sandboxes", nil), api.CodeForbidden)
+	if got := askForPipes(t, one, first.ID); !strings.Contains(got, "a tenant gets none") {
+		t.Errorf("a tenant's request for pipes: %s", got)
+	}
 	daemontest.Decode[api.SystemInfo](t, r.Do("GET", "/v1/system", nil), 200)
 }
 

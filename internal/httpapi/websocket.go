@@ -88,11 +88,7 @@ func (s *Server) interact(ctx context.Context, c *websocket.Conn, as *service.AP
 	})
 	var frame []byte // reused: one call at a time, and Write keeps nothing
 	exit, usage, err := x.Stream(ctx, func(stream string, p []byte) error {
-		channel := api.ChannelStdout
-		if stream == "stderr" {
-			channel = api.ChannelStderr
-		}
-		frame = append(append(frame[:0], channel), p...)
+		frame = append(append(frame[:0], channelOf(stream)), p...)
 		ctx, stop := context.WithTimeout(frames, answerTimeout)
 		defer stop()
 		return c.Write(ctx, websocket.MessageBinary, frame)

@@ -193,6 +193,43 @@ func (p Plan) MountMap(number int) (uid, gid []Range, err error) {
 	return mountMap(p.UID, number), mountMap(p.GID, number), nil
 }
 
+// FileMap returns the maps of a mount of the host's files for a sandbox with the range, or that
+// shares the first one if number is 0. Inside is an id of the sandbox, which sees the files of the
+// host's owner as its own, and whose files belong to owner. Every other id of the sandbox has its
+// place on disk, as in [Plan.MountMap], and other owners of the host are unmapped.
+func (p Plan) FileMap(number, owner, ownerGroup, inside, insideGroup int) (uid, gid []Range, err error) {
+	if p.Method != Direct || number < 0 || number > p.Ranges() {
+		return nil, nil, fmt.Errorf("no range of ids has the number %d, of a daemon of root with %d", number, p.Ranges())
+	}
+	if inside < 0 || inside >= p.Size() || insideGroup < 0 || insideGroup >= p.Size() {
+		return nil, nil, fmt.Errorf("no sandbox has the ids %d:%d", inside, insideGroup)
+	}
+	if uid, err = fileMap(p.UID, p.Size(), number, owner, inside); err == nil {
+		gid, err = fileMap(p.GID, p.Size(), number, ownerGroup, insideGroup)
+	}
+	return uid, gid, err
+}
+
+func fileMap(launcher []Range, size, number, owner, inside int) ([]Range, error) {
+	var out []Range
+	for id := 0; id < size; {
+		disk, left := find(1+id, launcher)
+		seen, n := find(1+number*SandboxIDs+id, launcher)
+		n = min(n, left, size-id)
+		if id < inside {
+			n = min(n, inside-id)
+		}
+		if id == inside {
+			disk, n = owner, 1
+		} else if owner >= disk && owner < disk+n {
+			return nil, fmt.Errorf("the owner, id %d, is one of those that sandboxes have", owner)
+		}
+		out = append(out, Range{Inside: disk, Outside: seen, Size: n})
+		id += n
+	}
+	return out, nil
+}
+
 func mountMap(launcher []Range, number int) []Range {
 	out := []Range{{Inside: launcher[0].Outside, Outside: launcher[0].Outside, Size: 1}}
 	for id := 0; id < SandboxIDs; {
@@ -351,4 +388,42 @@ func short(size int) string {
 		return ""
 	}
 	return fmt.Sprintf("only %d subordinate ids where sandboxes expect %d: files of higher owners in images cannot be unpacked", size, SandboxIDs)
+}
+
+// WorkspaceMap returns the map of a mount through which a sandbox with the range, 0 for the first,
+// sees a directory of the host. Ids below [SandboxIDs] are those of the sandbox, except that owner
+// and inside change places: the files of the host's owner are seen as those of inside. Higher ids
+// but the owner's are unmapped. Launcher is the plan's map for users or for groups.
+func (p Plan) WorkspaceMap(launcher []Range, owner, inside, number int) ([]Range, error) {
+	if number < 0 || number > p.Ranges() || inside < 0 || inside >= SandboxIDs || owner < 0 {
+		return nil, fmt.Errorf("no sandbox has the id %d in the range %d", inside, number)
+	}
+	var out []Range
+	add := func(disk, seen, size int) {
+		for size > 0 {
+			at, left := find(1+number*SandboxIDs+seen, launcher)
+			if left == 0 {
+				return
+			}
+			n := min(size, left)
+			out = append(out, Range{Inside: disk, Outside: at, Size: n})
+			disk, seen, size = disk+n, seen+n, size-n
+		}
+	}
+	low, high := min(owner, inside), max(owner, inside)
+	add(0, 0, low)
+	switch {
+	case low == high:
+		add(owner, inside, 1)
+	case owner >= SandboxIDs: // inside has no counterpart
+		add(inside+1, inside+1, SandboxIDs-inside-1)
+		add(owner, inside, 1)
+		return out, nil
+	default:
+		add(low, high, 1)
+		add(low+1, low+1, high-low-1)
+		add(high, low, 1)
+	}
+	add(high+1, high+1, SandboxIDs-high-1)
+	return out, nil
 }

@@ -71,13 +71,26 @@ func (r *Ruleset) Allow(fd int, access uint64) error {
 	return nil
 }
 
-// AllowPath is Allow for a path. A link at its end is not followed.
+// ofFiles are the rights to something that is no directory. The kernel refuses a rule about a file
+// with any other.
+const ofFiles = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_READ_FILE |
+	unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+
+// AllowPath is Allow for a path, of whose rights a file gets those that files have. A link at its
+// end is not followed.
 func (r *Ruleset) AllowPath(path string, access uint64) (err error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open %s for Landlock: %w", path, err)
 	}
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("look at %s for Landlock: %w", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		access &= ofFiles
+	}
 	if err := r.Allow(fd, access); err != nil {
 		return fmt.Errorf("allow %s in Landlock: %w", path, err)
 	}

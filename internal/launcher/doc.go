@@ -86,6 +86,15 @@
 //	  ── create {spec} ─────────────────────▶  copies them for the sandbox's first process, which attaches them in the
 //	                                           sandbox's mount namespace, mounts the overlays, and leaves them behind
 //
+// A sandbox with mounts of the host's files is asked for twice. The launcher holds its range of ids
+// meanwhile, and verifies flags and owner of each mount before it attaches it:
+//
+//	daemon                                   launcher
+//	  ── create {spec} + control ──────────▶
+//	  ◀── error "wants-mounts", number ────
+//	  (the broker makes the mounts for that range)
+//	  ── create {spec} + control + mounts ─▶
+//
 // The first range comes with the launcher's start: see [Ranges].
 //
 // # Networks of sandboxes

@@ -246,24 +246,55 @@ func (c *Client) run(ctx context.Context, what op, spec *runtime.Spec, control *
 	}
 	rest := *spec
 	rest.Profile.Seccomp = nil
+	if len(spec.Mounts) > 0 {
+		rest.MountIDs = c.opts.mountIDs()
+	}
 	req := &request{Op: what, Spec: &rest, filter: filter}
+	launcher := c.started()
+	if spec.Workspace != nil {
+		return c.runWorkspace(ctx, req, launcher, control)
+	}
 	resp, files, err := c.call(ctx, req, control)
 	// Another request may take the range that this one has added. There is one more each time around,
 	// so that the launcher's number of ranges is the bound.
-	for errors.Is(err, errWantsRange) && ctx.Err() == nil {
-		if err := c.addRange(ctx, resp.Range); err != nil {
-			return nil, err
+	pass, opened := []*os.File{control}, 0
+	for ctx.Err() == nil && (errors.Is(err, errWantsRange) || errors.Is(err, errWantsMounts) && opened < maxOpened) {
+		if errors.Is(err, errWantsRange) {
+			if err := c.addRange(ctx, launcher, resp.Range); err != nil {
+				return nil, err
+			}
+		} else {
+			mounts, err := c.openMounts(ctx, spec, resp.Range)
+			if err != nil {
+				return nil, err
+			}
+			defer closeAll(mounts) // the launcher has copies
+			pass = append([]*os.File{control}, mounts...)
+			opened++
 		}
-		resp, files, err = c.call(ctx, req, control)
+		launcher = c.started()
+		resp, files, err = c.call(ctx, req, pass...)
 	}
+	return theStarted(req, resp, files, err)
+}
+
+// theStarted returns the sandbox in the answer to a creation or a start.
+func theStarted(req *request, resp *response, files []*os.File, err error) (*runtime.Started, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(resp.Started) != 1 || len(files) != 1 || resp.Started[0].ID != spec.ID {
+	if len(resp.Started) != 1 || len(files) != 1 || resp.Started[0].ID != req.Spec.ID {
 		closeAll(files)
-		return nil, fmt.Errorf("launcher %s: answer is not about sandbox %s", what, spec.ID)
+		return nil, fmt.Errorf("launcher %s: answer is not about sandbox %s", req.Op, req.Spec.ID)
 	}
 	return resp.Started[0].started(files[0]), nil
+}
+
+// started returns the number of launchers that this client has started anew.
+func (c *Client) started() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.launchers
 }
 
 // List implements runtime.Engine.

@@ -92,8 +92,9 @@ const rangeRemedy = ": it takes Linux 5.19, CAP_SYS_ADMIN over the host, and a d
 
 // addRange gives the launcher the mounts of one more range, for a sandbox that found none free when
 // wanted was the next. Requests that come together add one each. A creation that is cancelled does
-// not wait for its turn; in it, the mounts are not wasted.
-func (c *Client) addRange(ctx context.Context, wanted int) error {
+// not wait for its turn; in it, the mounts are not wasted. A launcher that has died wants no range:
+// the creation asks the one after it.
+func (c *Client) addRange(ctx context.Context, launcher, wanted int) error {
 	select {
 	case c.ranges <- struct{}{}:
 	case <-ctx.Done():
@@ -103,8 +104,11 @@ func (c *Client) addRange(ctx context.Context, wanted int) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
 	defer cancel()
 	c.mu.Lock()
-	number, launcher := max(wanted, c.lastRange+1), c.launchers
+	number, died := max(wanted, c.lastRange+1), launcher != c.launchers
 	c.mu.Unlock()
+	if died {
+		return nil
+	}
 	if number > c.opts.IDs.Ranges() && wanted < number {
 		return nil // the launcher has them all: it gives one away, or refuses
 	}
@@ -114,6 +118,9 @@ func (c *Client) addRange(ctx context.Context, wanted int) error {
 	}
 	defer closeAll(mounts)
 	if _, err = c.ask(ctx, &request{Op: opRange, Range: number}, mounts...); err != nil && !errors.Is(err, runtime.ErrExists) {
+		if c.started() != launcher {
+			return nil
+		}
 		return err
 	}
 	c.mu.Lock()

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/flock"
+	"github.com/sandboxd/sandboxd/internal/hostdir"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
@@ -35,12 +36,21 @@ type Options struct {
 	IDs        idmap.Plan
 	Cgroup     cgroup.Subtree // cgroup that the host delegates; zero means none
 	Version    string
+	// Mounts says which files of the host sandboxes may have.
+	Mounts hostdir.Config
+	// DiskReserve is [Setup.DiskReserve]. A launcher keeps the value of its start.
+	DiskReserve int64
 	// Start starts a launcher on behalf of a process that is confined, and returns when it is ready.
 	// Default: [Start].
 	Start func(ctx context.Context) error `json:"-"`
 	// MountRange makes the mounts of a range on behalf of a process that is confined. Default:
 	// [MountRange].
 	MountRange func(ctx context.Context, number int) ([]*os.File, error) `json:"-"`
+	// OpenMount makes a mount of the host's files on behalf of a process that is confined. Default:
+	// [OpenMount].
+	OpenMount func(ctx context.Context, req MountRequest) (*os.File, error) `json:"-"`
+	// MountWorkspace makes the mount of a workspace likewise. Default: [MountWorkspace].
+	MountWorkspace func(ctx context.Context, w WorkspaceMount) (*os.File, error) `json:"-"`
 }
 
 // startTimeout bounds the time from clone to "ready". It only ends a launcher that hangs: busy,
@@ -56,6 +66,12 @@ func Connect(ctx context.Context, o Options) (_ *Client, started bool, err error
 	}
 	if o.MountRange == nil {
 		o.MountRange = func(ctx context.Context, number int) ([]*os.File, error) { return MountRange(ctx, o, number) }
+	}
+	if o.OpenMount == nil {
+		o.OpenMount = func(ctx context.Context, req MountRequest) (*os.File, error) { return OpenMount(ctx, o, req) }
+	}
+	if o.MountWorkspace == nil {
+		o.MountWorkspace = func(ctx context.Context, w WorkspaceMount) (*os.File, error) { return MountWorkspace(ctx, o, w) }
 	}
 	lock, err := lockDir(ctx, o.RuntimeDir)
 	if err != nil {
@@ -355,6 +371,7 @@ func Start(ctx context.Context, o Options) (err error) {
 		Ranges: ranges, SharedIDs: sharedIDs, Pids: pids,
 		DataDir: o.DataDir, InitPath: o.Init, Cgroup: o.Cgroup.Path, Cgroup2: o.Cgroup.Mount, IDs: o.IDs.SandboxMap(),
 		Single: !o.IDs.Subordinate(), Controllers: o.Cgroup.Controllers, Missing: missing(o), Version: o.Version,
+		DiskReserve: o.DiskReserve,
 	})
 	if err != nil {
 		return fmt.Errorf("encode setup: %w", err)

@@ -109,6 +109,8 @@ type diffJob struct {
 	Overlays []diffOverlay     `json:"overlays"`
 	List     bool              `json:"list,omitempty"`
 	Options  layer.DiffOptions `json:"options"`
+	// Owner has the child's map hold the id of the daemon's user, whose files the directory may have.
+	Owner bool `json:"owner,omitempty"`
 }
 
 type diffOverlay struct {
@@ -171,6 +173,9 @@ func (req *diffRequest) job() (*diffJob, error) {
 		if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("sandbox %s: %w", req.ID, runtime.ErrNotFound)
 		}
+	}
+	if req.Workspace {
+		return workspaceJob(req, dir)
 	}
 	overlays, err := Overlays(dir, &source)
 	if err == nil {

@@ -34,6 +34,9 @@ type Setup struct {
 	// Pids is the host's number of pids (kernel.pid_max, proc_sys_kernel(5)), which a PID namespace
 	// hides since Linux 6.14.
 	Pids int `json:"pids"`
+	// DiskReserve is the number of free bytes of the disk that sandboxes may use by half; zero means
+	// that they may use all.
+	DiskReserve int64 `json:"disk_reserve,omitempty"`
 	// Controllers are those of Cgroup's children. Missing lists the defaults' restrictions that the
 	// host cannot enforce, with the remedies.
 	Controllers []string `json:"controllers,omitempty"`
@@ -258,7 +261,7 @@ func buildRoot(setup *Setup) error {
 	if err := unix.MoveMount(root, "", fdRoot, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return fmt.Errorf("attach tmpfs: %w", err)
 	}
-	for _, d := range []string{LayersDir, SandboxesDir, HostDir, RootfsDir, RangeDir, rangeAt, "/proc", "/sys", "/dev", "/tmp", "/run", StateDir} {
+	for _, d := range []string{LayersDir, SandboxesDir, HostDir, RootfsDir, RangeDir, WorkspaceDir, rangeAt, "/proc", "/sys", "/dev", "/tmp", "/run", StateDir} {
 		if err := unix.Mkdirat(root, d[1:], 0o755); err != nil {
 			return fmt.Errorf("make %s: %w", d, err)
 		}

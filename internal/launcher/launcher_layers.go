@@ -430,7 +430,11 @@ func (l *Layers) child(ctx context.Context, doing, stage string, job any, in *os
 	// The sandbox's own map: "chown 0" in the child is the sandbox's root on the host, and nothing
 	// above can be named.
 	var maps []syscall.SysProcIDMap
-	for _, r := range l.ids {
+	ids := l.ids
+	if diff, ok := job.(*diffJob); ok && diff.Owner {
+		ids = WithOwner(ids)
+	}
+	for _, r := range ids {
 		maps = append(maps, syscall.SysProcIDMap{ContainerID: r.Inside, HostID: r.Outside, Size: r.Size})
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{

@@ -30,6 +30,7 @@ type Ranges struct {
 
 	mu      sync.Mutex
 	mounted []bool // by number - 1: the range is taken
+	held    map[string]*held
 }
 
 // rangeAt is the directory of the mounts' namespace that has one directory for each range.
@@ -49,7 +50,7 @@ func OpenRanges(setup *Setup, first []*os.File) (*Ranges, error) {
 	}
 	r.work = make(chan func())
 	ready := make(chan error)
-	go func() { _ = osthread.Run(func() error { r.hold(ready); return nil }) }()
+	go func() { _ = osthread.Run(func() error { r.serve(ready); return nil }) }()
 	if err := <-ready; err != nil {
 		return nil, fmt.Errorf("make the mount namespace of the ranges: %w", err)
 	}
@@ -63,8 +64,8 @@ func OpenRanges(setup *Setup, first []*os.File) (*Ranges, error) {
 	return r, nil
 }
 
-// hold is the thread, on which no other goroutine runs. It does not return, unless it fails.
-func (r *Ranges) hold(ready chan<- error) {
+// serve is the thread, on which no other goroutine runs. It does not return, unless it fails.
+func (r *Ranges) serve(ready chan<- error) {
 	err := func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return err

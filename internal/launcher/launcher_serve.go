@@ -274,6 +274,12 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	case req.Op == opRange:
 		want = len(rangeDirs)
 	}
+	switch starts := req.Op == opCreate || req.Op == opStart; {
+	case withMount(req):
+		want++
+	case starts && req.Spec != nil && len(files) > 1:
+		want += len(req.Spec.Mounts)
+	}
 	if len(files) != want && req.Op != opDeposit {
 		return &response{Error: &wireError{Message: fmt.Sprintf("launcher %s: %d descriptors, not %d", req.Op, len(files), want)}}, nil
 	}
@@ -296,10 +302,17 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		var st *runtime.Started
 		if req.Spec == nil {
 			err = fmt.Errorf("launcher %s: no spec", req.Op)
+		} else if err = takeMount(req, files); err != nil {
+			err = fmt.Errorf("launcher %s: %w", req.Op, err)
 		} else if err = s.filters.fill(req); err != nil {
 			err = fmt.Errorf("launcher %s: %w", req.Op, err)
-		} else if st, err = run(ctx, req.Spec, files[0]); err == nil {
-			started = append(started, st)
+		} else {
+			if len(files) > 1 && req.Spec.Workspace == nil {
+				req.Spec.Opened = files[1:]
+			}
+			if st, err = run(ctx, req.Spec, files[0]); err == nil {
+				started = append(started, st)
+			}
 		}
 	case opList:
 		s.awaitStarts(ctx)
@@ -393,6 +406,12 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	}
 	if err != nil {
 		if wants, ok := errors.AsType[*wantsRangeError](err); ok {
+			resp.Range = wants.number
+		}
+		if wants, ok := errors.AsType[*wantsMountsError](err); ok {
+			resp.Range = wants.number
+		}
+		if wants, ok := errors.AsType[*wantsWorkspaceError](err); ok {
 			resp.Range = wants.number
 		}
 		return &response{Error: toWire(err), Layers: resp.Layers, Range: resp.Range}, nil

@@ -59,7 +59,7 @@ type request struct {
 	Op     op                  `json:"op"`
 	ID     string              `json:"id,omitempty"`     // stop, pause, resume, kill, delete, update, stats, oom-kills, network, network-socket
 	After  string              `json:"after,omitempty"`  // list: last id of the answer before
-	Spec   *runtime.Spec       `json:"spec,omitempty"`   // create, start; with the control socket
+	Spec   *runtime.Spec       `json:"spec,omitempty"`   // create, start; with the control socket, and the mounts that the answer before wanted
 	Grace  time.Duration       `json:"grace,omitempty"`  // stop
 	Change *runtime.Change     `json:"change,omitempty"` // update
 	Apply  *layer.ApplyRequest `json:"apply,omitempty"`  // with the blobs, one for each layer
@@ -99,7 +99,7 @@ type response struct {
 	Layers []layer.Result `json:"layers,omitempty"`
 	Frozen bool           `json:"frozen,omitempty"`   // snapshot: the sandbox stood still while it was read
 	Sets   []wireSet      `json:"deposits,omitempty"` // withdraw; with their descriptors, in this order
-	Range  int            `json:"range,omitempty"`    // create, start: number of the range that is wanted first
+	Range  int            `json:"range,omitempty"`    // create, start: number of the range that is wanted first, or for which mounts are wanted
 	// Sockets is the number of descriptors of network and network-socket.
 	Sockets int `json:"sockets,omitempty"`
 }
@@ -123,6 +123,8 @@ type diffRequest struct {
 	// Layer asks for the changes of the uppermost layer of Rootfs, a snapshot's, against those below.
 	// Then there is no ID.
 	Layer bool `json:"layer,omitempty"`
+	// Workspace asks for the changes of the sandbox's workspace, and of nothing else.
+	Workspace bool `json:"workspace,omitempty"`
 	// Freeze stops the sandbox while it is read, if it runs in a cgroup.
 	Freeze bool `json:"freeze,omitempty"`
 	// List asks for the list of changes rather than the layer.
@@ -137,7 +139,7 @@ type diffRequest struct {
 func wireDiffRequest(req *runtime.DiffRequest) diffRequest {
 	l := &req.Limits
 	return diffRequest{
-		ID: req.ID, Rootfs: req.Rootfs, Layer: req.Layer, Freeze: req.Freeze, Latest: req.Latest, Holes: req.Holes,
+		ID: req.ID, Rootfs: req.Rootfs, Workspace: req.Workspace, Layer: req.Layer, Freeze: req.Freeze, Latest: req.Latest, Holes: req.Holes,
 		Limits: layer.Limits{
 			Entries: l.Entries, Bytes: l.Bytes, Below: layer.Usage{Entries: l.BelowEntries, Bytes: l.BelowBytes},
 			Ratio: l.Ratio, RatioFloor: l.RatioFloor, Depth: l.Depth, Name: l.Name,
@@ -175,6 +177,8 @@ var classes = []struct {
 	{"no-owner", runtime.ErrNoOwner},
 	{"too-many", runtime.ErrTooMany},
 	{"wants-range", errWantsRange},
+	{"wants-mounts", errWantsMounts},
+	{"wants-workspace", errWantsWorkspace},
 	{"layer-invalid", layer.ErrInvalid},
 	// Part of the class before.
 	{"layer-entries", layer.ExceededEntries},

@@ -45,6 +45,8 @@ type Stored struct {
 	Secret
 
 	Created, Changed time.Time
+	// Unreadable is the reason for which a secret of a list has nothing but its name; nil for others.
+	Unreadable error
 }
 
 // Store keeps the secrets that clients set, a file each. A file is sealed with AES-256-GCM under a
@@ -54,7 +56,27 @@ type Store struct {
 	dir string
 	now func() time.Time
 
-	mu sync.Mutex // serializes everything
+	making sync.Mutex // serializes the making of the key and of directories
+
+	mu      sync.Mutex // guards tenants
+	tenants map[string]*sync.Mutex
+}
+
+// lock serializes the changes of one tenant's secrets. Reading needs no turn: files are replaced
+// whole.
+func (s *Store) lock(tenant string) (unlock func()) {
+	s.mu.Lock()
+	if s.tenants == nil {
+		s.tenants = make(map[string]*sync.Mutex)
+	}
+	turn := s.tenants[tenant]
+	if turn == nil {
+		turn = new(sync.Mutex)
+		s.tenants[tenant] = turn
+	}
+	s.mu.Unlock()
+	turn.Lock()
+	return turn.Unlock
 }
 
 // NewStore returns the store of a directory, which the first secret makes.
@@ -84,8 +106,7 @@ func (s *Store) Set(tenant string, secret Secret) (Stored, error) {
 	if err := secret.Check(); err != nil {
 		return fail(err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock(tenant)()
 	now := s.now().UTC().Truncate(time.Second)
 	stored := Stored{Secret: secret, Created: now, Changed: now}
 	names, err := s.names(tenant)
@@ -108,38 +129,31 @@ func (s *Store) Set(tenant string, secret Secret) (Stored, error) {
 }
 
 // Get returns a secret of a tenant, or ErrNotFound.
-func (s *Store) Get(tenant, name string) (Stored, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.read(tenant, name)
-}
+func (s *Store) Get(tenant, name string) (Stored, error) { return s.read(tenant, name) }
 
-// List returns the secrets of a tenant in the order of their names. The error is about those that
-// cannot be read, which the list lacks.
+// List returns the secrets of a tenant in the order of their names, unreadable ones too.
 func (s *Store) List(tenant string) ([]Stored, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	names, err := s.names(tenant)
 	if err != nil {
 		return nil, fmt.Errorf("list secrets: %w", err)
 	}
 	var all []Stored
-	var errs []error
 	for _, name := range names {
 		stored, err := s.read(tenant, name)
-		if err != nil {
-			errs = append(errs, err)
+		switch {
+		case errors.Is(err, ErrNotFound): // removed meanwhile
 			continue
+		case err != nil:
+			stored = Stored{Secret: Secret{Name: name}, Unreadable: err}
 		}
 		all = append(all, stored)
 	}
-	return all, errors.Join(errs...)
+	return all, nil
 }
 
 // Remove removes a secret of a tenant, readable or not, or returns ErrNotFound.
 func (s *Store) Remove(tenant, name string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock(tenant)()
 	if !isName(name) {
 		return fmt.Errorf("remove secret %.80q: %w", name, ErrNotFound)
 	}
@@ -247,7 +261,10 @@ func (s *Store) write(tenant string, stored *Stored) error {
 		return fmt.Errorf("it has %d bytes, at most %d are possible", len(data), maxSealed)
 	}
 	dir := s.tenantDir(tenant)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	s.making.Lock()
+	err = makeDir(dir)
+	s.making.Unlock()
+	if err != nil {
 		return err
 	}
 	return writeFile(dir, stored.Name, data)
@@ -256,11 +273,15 @@ func (s *Store) write(tenant string, stored *Stored) error {
 // key returns the cipher of the store. With create it makes a key where there is none.
 func (s *Store) key(create bool) (cipher.AEAD, error) {
 	path := filepath.Join(s.dir, keyFile)
+	if create {
+		s.making.Lock()
+		defer s.making.Unlock()
+	}
 	key, err := readKey(path)
 	if create && errors.Is(err, fs.ErrNotExist) {
 		key = make([]byte, keySize)
 		_, _ = rand.Read(key) // never fails
-		if err = os.MkdirAll(s.dir, 0o700); err == nil {
+		if err = makeDir(s.dir); err == nil {
 			err = writeFile(s.dir, keyFile, key)
 		}
 	}
@@ -318,6 +339,24 @@ func writeFile(dir, name string, data []byte) error {
 		return err
 	}
 	return syncDir(dir)
+}
+
+// makeDir makes a directory where there is none, and those above it. They are on disk then: a power
+// failure must not take the directory of a secret that was stored.
+func makeDir(dir string) error {
+	err := os.Mkdir(dir, 0o700)
+	switch {
+	case err == nil:
+		return syncDir(filepath.Dir(dir))
+	case errors.Is(err, fs.ErrExist):
+		return nil
+	case !errors.Is(err, fs.ErrNotExist) || filepath.Dir(dir) == dir:
+		return err
+	}
+	if err := makeDir(filepath.Dir(dir)); err != nil {
+		return err
+	}
+	return makeDir(dir)
 }
 
 func syncDir(dir string) error {

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -70,7 +72,7 @@ func TestStoreKeepsSecretsSealed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want = append(want, Stored{secret, clock, clock})
+		want = append(want, Stored{Secret: secret, Created: clock, Changed: clock})
 		if diff := cmp.Diff(want[len(want)-1], stored); diff != "" {
 			t.Error(diff)
 		}
@@ -172,8 +174,9 @@ func TestSealedFilesAreNotExchanged(t *testing.T) {
 			if err == nil || errors.Is(err, ErrNotFound) || strings.Contains(err.Error(), hidden) || got.Value != "" {
 				t.Errorf("%v, %v", got, err)
 			}
-			if _, err := s.List(""); err == nil {
-				t.Error("the list does not tell that a secret cannot be read")
+			all, err := s.List("")
+			if err != nil || len(all) == 0 || all[0].Name != "a" || all[0].Unreadable == nil || all[0].Value != "" || strings.Contains(all[0].Unreadable.Error(), hidden) {
+				t.Errorf("the list does not tell that a secret cannot be read: %v, %v", all, err)
 			}
 			if err := s.Remove("", "a"); err != nil {
 				t.Errorf("it cannot be removed: %v", err)
@@ -274,4 +277,46 @@ func FuzzOpen(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A tenant whose files are slow holds up no other, and no tenant's secrets are held up for reading.
+func TestTenantsDoNotWaitForEachOther(t *testing.T) {
+	s := NewStore(t.TempDir())
+	for _, tenant := range []string{"", "uid:1002"} {
+		if _, err := s.Set(tenant, bearer("a", hidden)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer s.lock("")() // as a change that takes long
+	if _, err := s.Set("uid:1002", bearer("b", hidden)); err != nil {
+		t.Error(err)
+	}
+	if err := s.Remove("uid:1002", "a"); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Get("", "a"); err != nil {
+		t.Error(err)
+	}
+	if all, err := s.List(""); err != nil || len(all) != 1 {
+		t.Errorf("%v, %v", all, err)
+	}
+}
+
+// Many tenants begin at once: there is one key.
+func TestFirstSecretsAtOnce(t *testing.T) {
+	s := NewStore(filepath.Join(t.TempDir(), "not", "made"))
+	var all sync.WaitGroup
+	for i := range 20 {
+		all.Go(func() {
+			if _, err := s.Set(strconv.Itoa(i), bearer("a", hidden)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	for i := range 20 {
+		if _, err := s.Get(strconv.Itoa(i), "a"); err != nil {
+			t.Error(err)
+		}
+	}
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/service/class"
-	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -62,7 +61,8 @@ func (b *buildSlots) of(tenant string) chan struct{} {
 
 // Build makes an image of the context that body streams. Emit is called from one goroutine at a
 // time.
-func (s *API) Build(ctx context.Context, body io.Reader, opts api.Build, emit func(api.BuildEvent)) (_ api.Image, err error) {
+func (s *API) Build(ctx context.Context, body io.Reader, opts api.Build, emit func(api.BuildEvent)) (img api.Image, err error) {
+	defer func() { s.publishBuild(&img, err) }()
 	b := &builder{s: s.inBuild(), opts: &opts, emit: emit, stages: make(map[*build.Stage]*built), images: make(map[string]*built)}
 	if err := b.validate(); err != nil {
 		return api.Image{}, err
@@ -164,6 +164,7 @@ type builder struct {
 	step   int               // the one that is being done
 	steps  int               // of all
 	output int64             // that was shown
+	anew   bool              // a step was not cached
 }
 
 // built is a stage, as far as it has come, or an image.
@@ -422,7 +423,7 @@ func (b *builder) forget(coming []*build.Stage) {
 func (b *builder) do(ctx context.Context, stage *build.Stage, st *built, step *build.Step) (*image.Layer, bool, error) {
 	switch {
 	case step.Run != nil:
-		if !network.Has(b.opts.Network) && b.opts.Network.Mode != api.NetworkSandbox {
+		if !b.opts.Network.HasGateway() && b.opts.Network.Mode != api.NetworkSandbox {
 			step.Run.Network = "none"
 		}
 		return b.once(ctx, st, step.Run.Key(st.chain(), b.epoch), func() (*image.Layer, error) { return b.run(ctx, stage, st, step) })
@@ -447,6 +448,7 @@ func (b *builder) once(ctx context.Context, st *built, key string, do func() (*i
 			return l, true, err
 		}
 	}
+	b.anew = true
 	l, err := do()
 	if err != nil {
 		return nil, false, err
@@ -617,11 +619,15 @@ func (b *builder) commit(ctx context.Context, target *build.Stage) (api.Image, e
 		}
 		img.Config.Labels[k] = v
 	}
-	created := b.stamp.Now
-	img.Created, img.History = &created, st.history
+	img.History = st.history
 	for _, l := range st.layers {
 		img.RootFS.DiffIDs = append(img.RootFS.DiffIDs, digest.Digest(l.DiffID))
 	}
+	created, err := b.created(st, img)
+	if err != nil {
+		return api.Image{}, err
+	}
+	img.Created, img.History = &created, b.dated(st.history, &created)
 	out, err := b.draft.Commit(ctx, img, st.layers)
 	if err != nil {
 		return api.Image{}, err

@@ -25,8 +25,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -38,6 +41,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/events"
 	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/internal/service/pool"
 	"github.com/sandboxd/sandboxd/netns/policy"
@@ -72,6 +76,8 @@ type Images interface {
 	Prune(ctx context.Context, all bool) (api.ImagesRemoved, error)
 	// Tenants returns the tenants that have objects in the store.
 	Tenants() ([]string, error)
+	// Usage returns the disk space of all objects.
+	Usage() (image.Usage, error)
 	// Enforce keeps to the limit of all images' bytes, if there is one.
 	Enforce(ctx context.Context) error
 	// Limits returns the unpack limits.
@@ -100,6 +106,19 @@ type Images interface {
 	SetHolders(f func() map[string][]string)
 	// OnRemoval sets the function that is called before layers are removed.
 	OnRemoval(f func(ctx context.Context, layers []string))
+}
+
+// RetentionLimits are the limits for unused objects. Zero values mean no limit.
+type RetentionLimits struct {
+	// EndedAge is the maximum age of sandboxes that have ended, EndedLimit their maximum number,
+	// SnapshotAge the maximum age of unused snapshots. See [retention].
+	EndedAge    time.Duration
+	EndedLimit  int
+	SnapshotAge time.Duration
+	// AgentAge is the maximum age of idle agent runs, AgentLimit their maximum size in bytes. See
+	// [agents.Retention].
+	AgentAge   time.Duration
+	AgentLimit int64
 }
 
 // Options configure a service. A field without a stated default is required.
@@ -136,18 +155,14 @@ type Options struct {
 	StartGateway func(ctx context.Context, cfg egress.Config) (*egress.Gateway, error)
 	// NetworkCeiling bounds all network policies. Default: see [network.Options].
 	NetworkCeiling *policy.Policy
-	// Secrets are those of the operator's file, by name. Default: none.
+	// Secrets are the secrets in the operator's file, by name. Default: none.
 	Secrets map[string]secrets.Secret
+	// Sockets are the names of the host's Unix sockets that policies may open, and DialSocket connects
+	// to one. Default: none.
+	Sockets    []string
+	DialSocket func(ctx context.Context, name string) (*net.UnixConn, error)
 
-	// EndedAge is the maximum age of sandboxes that have ended, EndedLimit their maximum number,
-	// SnapshotAge the maximum age of unused snapshots. Default: no limit. See [retention].
-	EndedAge    time.Duration
-	EndedLimit  int
-	SnapshotAge time.Duration
-	// AgentAge is the maximum age of idle agent runs, AgentLimit their maximum size in bytes. Default:
-	// no limit. See [agents.Retention].
-	AgentAge   time.Duration
-	AgentLimit int64
+	RetentionLimits
 
 	DiskReserve  int64         // bytes that are left free on the disk of DataDir; negative means 5%, at most 1 GiB; default: none
 	Room         runtime.Room  // for the limits of all sandboxes; default: no bound
@@ -172,15 +187,19 @@ type Pool = pool.Spec
 // core is the state that all callers share.
 type core struct {
 	opts       Options
+	retention  atomic.Pointer[RetentionLimits] // in effect
 	supervisor *runtime.Supervisor
 	own        Images // the store as the daemon's own tenant sees it
 	log        *slog.Logger
 	builds     buildSlots
 	disk       disk
 	execs      *execs
+	restarts   restarts
+	finals     finals
 	logs       *mainLogs
 	pools      *pool.Pools
 	networks   *network.Networks
+	events     *events.Log
 
 	// The engine's abilities, nil if it lacks them.
 	differ      runtime.Differ          // else diff, commit, snapshots and RUN fail
@@ -200,6 +219,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	s := &core{
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
 	}
+	s.retention.Store(&opts.RetentionLimits)
 	s.disk.reserve, s.disk.closing = opts.DiskReserve, make(chan struct{})
 	s.disk.measure = func() (Disk, error) { return MeasureDisk(opts.DataDir) }
 	s.differ, _ = runtime.As[runtime.Differ](opts.Engine)
@@ -209,11 +229,13 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	var err error
 	s.networks, err = network.Open(network.Options{
 		Dir: filepath.Join(opts.DataDir, "flows"), PortDir: filepath.Join(opts.RuntimeDir, "ports"), Engine: networker, Start: opts.StartGateway, Ceiling: opts.NetworkCeiling, Secrets: opts.Secrets,
+		Sockets: opts.Sockets, DialSocket: opts.DialSocket,
 		Store: secrets.NewStore(filepath.Join(opts.DataDir, "secrets")), Log: s.log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start service: %w", err)
 	}
+	s.events = events.Open(events.Options{Dir: filepath.Join(opts.DataDir, "events"), Log: s.log})
 	specs := slices.Clone(opts.Pools)
 	for i := range specs {
 		specs[i].Profile = cmp.Or(specs[i].Profile, defaultProfile)
@@ -228,10 +250,11 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		Room:         opts.Room,
 		PoolChanged:  s.pools.Changed,
 		Exercise:     pool.Exercise,
+		Changed:      s.events.Publish,
 		Log:          s.log,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("start service: %w", err)
+		return nil, errors.Join(fmt.Errorf("start service: %w", err), s.events.Close())
 	}
 	s.pools.Use(s.supervisor)
 	s.logs = newMainLogs(opts.DataDir, max(minLogSize, cmp.Or(opts.LogSize, defaultLogSize)), cmp.Or(opts.LogFiles, defaultLogFiles), cmp.Or(opts.LogLimit, defaultLogLimit))
@@ -301,14 +324,51 @@ func (s *Service) CloseAgents(ctx context.Context) {
 	}
 }
 
+// startingPoll is the time after which a sandbox that was just being started is stopped again.
+const startingPoll = 50 * time.Millisecond
+
+// StopAll stops the running sandboxes of all tenants and keeps their files, as a shutdown with
+// stop_sandboxes does.
+// No request may be under way.
+func (s *Service) StopAll(ctx context.Context) error {
+	c := s.core
+	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
+	c.restarts.stop() // nothing starts again meanwhile
+	all := c.supervisor.List(runtime.Filter{AllTenants: true})
+	errs := make([]error, len(all))
+	var stopping sync.WaitGroup
+	for i, rec := range all {
+		stopping.Go(func() {
+			_, err := c.supervisor.Stop(ctx, rec.ID, api.DefaultGrace*time.Second)
+			for errors.Is(err, runtime.ErrState) && ctx.Err() == nil { // its policy is starting it
+				select {
+				case <-time.After(startingPoll):
+				case <-ctx.Done():
+				}
+				_, err = c.supervisor.Stop(ctx, rec.ID, api.DefaultGrace*time.Second)
+			}
+			if err == nil {
+				err = c.awaitReport(ctx, rec.ID)
+			}
+			if !errors.Is(err, runtime.ErrNotFound) {
+				errs[i] = err
+			}
+		})
+	}
+	stopping.Wait()
+	return errors.Join(errs...)
+}
+
 // Close leaves detached execs to the next daemon and ends all sandboxes, unless keep is set. No
 // request may be under way.
 func (s *Service) Close(ctx context.Context, keep bool) error {
+	s.core.restarts.stop()
 	s.core.execs.stop()
 	s.core.disk.stop()
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
-	err := errors.Join(s.core.supervisor.Close(ctx, keep), s.core.networks.Close())
+	err := errors.Join(s.core.supervisor.Close(ctx, keep), s.core.networks.Close(), s.core.events.Close())
 	if !keep {
 		s.core.sweepLogs()
 	}
@@ -359,9 +419,9 @@ func (s *API) inBuild() *API {
 	return &b
 }
 
-// allow returns an error of the class ErrForbidden unless the caller has the right.
-func (s *API) allow(right Rights) error {
-	if s.caller.Rights&right == right {
+// administers returns an error of the class ErrForbidden unless the caller may [Administer].
+func (s *API) administers() error {
+	if s.caller.Rights&Administer != 0 {
 		return nil
 	}
 	return class.Mark(class.ErrForbidden, fmt.Errorf("uid %d of tenant %q lacks the right to do this", s.caller.UID, s.caller.Tenant))

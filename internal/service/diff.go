@@ -149,6 +149,9 @@ func (s *API) Commit(ctx context.Context, ref string, body api.CommitSandbox) (a
 	if err != nil {
 		return api.SandboxCommitted{}, err
 	}
+	if err := sameIDs(&rec); err != nil {
+		return api.SandboxCommitted{}, err
+	}
 	if len(rec.Rootfs.HostDirs) > 0 {
 		return api.SandboxCommitted{}, class.Mark(class.ErrUnreadable, fmt.Errorf(
 			"%s (%s) shows this host's own /usr, which is not part of an image; make it of a stored image to commit it", rec.Name, rec.ID))
@@ -187,6 +190,7 @@ func (s *API) Commit(ctx context.Context, ref string, body api.CommitSandbox) (a
 		return api.SandboxCommitted{}, fmt.Errorf("commit sandbox %s: %w", ref, err)
 	}
 	s.log.Info("sandbox committed", "id", rec.ID, "image", img.Reference, "digest", img.Digest)
+	s.publish(api.Event{Type: api.EventImage, Action: api.ActionCommitted, Object: img.Reference, Sandbox: rec.ID})
 	return api.SandboxCommitted{Image: img.Image, Skipped: result.Skipped, SkippedMore: result.SkippedMore}, nil
 }
 

@@ -51,15 +51,21 @@ func MeasureDisk(dir string) (Disk, error) {
 	}, nil
 }
 
+// Reserve returns the reserve in bytes that is asked for; negative means the default.
+func (d Disk) Reserve(asked int64) int64 {
+	if asked < 0 {
+		return min(defaultReserve, d.Bytes/reserveParts)
+	}
+	return asked
+}
+
 // Short returns the reason why the disk has not the reserve that is asked for; empty if it has.
 // Negative means the default, zero none.
 func (d Disk) Short(reserve int64) string {
 	if reserve == 0 {
 		return ""
 	}
-	if reserve < 0 {
-		reserve = min(defaultReserve, d.Bytes/reserveParts)
-	}
+	reserve = d.Reserve(reserve)
 	if d.FreeBytes < reserve {
 		return fmt.Sprintf("the disk has %d MiB free, and %d MiB are reserved for the daemon", d.FreeBytes>>20, reserve>>20)
 	}

@@ -32,6 +32,9 @@ type Execution struct {
 	stdin sync.WaitGroup
 	close sync.Once
 
+	givesStdin bool      // the client gets the end of stdin
+	published  sync.Once // of the event of its end, where there is no log
+
 	main  *mainProcess  // nil unless it is one
 	log   *execLog      // nil unless it is detached
 	kept  int64         // bytes of memory that it may take
@@ -69,6 +72,25 @@ func (s *API) startFed(ctx context.Context, ref string, req api.ExecRequest, who
 // stdin.
 func (s *API) StartInteractive(ctx context.Context, ref string, req api.ExecRequest) (*Execution, error) {
 	return s.start(ctx, ref, req, host.ExecRequest{})
+}
+
+// StartPiped is StartExec for a caller that gives the ends of the program's pipes to its client:
+// see [Execution.Ends]. With StdinOpen that is stdin's, too.
+func (s *API) StartPiped(ctx context.Context, ref string, req api.ExecRequest) (*Execution, error) {
+	switch {
+	case req.TTY:
+		return nil, class.Invalidf("tty: a program with a terminal has no pipes")
+	case !req.StdinOpen:
+		return s.StartExec(ctx, ref, req)
+	case len(req.Stdin) > 0:
+		return nil, class.Invalidf("stdin and stdin_open: the stdin of a program with pipes is one of them")
+	}
+	req.StdinOpen = false
+	x, err := s.start(ctx, ref, req, host.ExecRequest{})
+	if err == nil {
+		x.givesStdin = true
+	}
+	return x, err
 }
 
 var errDetach = class.Invalidf("detach: only POST /v1/sandboxes/{id}/exec can do that")
@@ -126,7 +148,7 @@ func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecReq
 	r.Cwd, r.MakeCwd = cmp.Or(req.Cwd, rec.Cwd), req.CwdCreate
 	r.UID, r.GID, r.Groups = id.uid, id.gid, id.groups
 	r.TTY, r.Rows, r.Cols = req.TTY, cmp.Or(req.Rows, 24), cmp.Or(req.Cols, 80)
-	r.Limits = limitsOf(req.Rlimits)
+	r.Limits = limitsOf(rec.Rlimits, req.Rlimits)
 	r.Timeout = timeout
 	oom := s.watchOOM(ctx, rec)
 	ge, err := client.Exec(ctx, r)
@@ -151,6 +173,7 @@ func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecReq
 	}
 	if !req.Detach {
 		s.execs.register(x)
+		s.publishExecStarted(x, rec)
 	}
 	return x, nil
 }
@@ -164,6 +187,7 @@ func (x *Execution) Close() {
 		_ = x.guest.Close() // always nil
 		x.stdin.Wait()
 		x.s.execs.unregister(x)
+		x.published.Do(func() { x.s.publishExecEnded(x, nil, "its request ended before it") })
 		x.lease.End()
 		close(x.done)
 	})
@@ -227,19 +251,42 @@ func (x *Execution) feed() {
 // Stream passes the program's output to sink and returns its exit. If ctx ends or sink fails,
 // everything that the execution started is killed.
 func (x *Execution) Stream(ctx context.Context, sink func(stream string, p []byte) error) (api.Exit, api.Usage, error) {
+	return x.end(ctx, func(ctx context.Context) (host.ExecExit, error) {
+		return x.guest.Stream(ctx, func(stream string, p []byte) error {
+			x.count(stream, len(p))
+			return sink(stream, p)
+		})
+	})
+}
+
+// Ends returns descriptors of the host's ends of the program's stdout, its stderr and, if it was
+// started so, its stdin. They are the caller's to close. Await comes next.
+func (x *Execution) Ends() ([]int, error) { return x.guest.Ends(x.givesStdin) }
+
+// Await is Stream for a program whose output the client reads from the pipes. The output is not
+// counted.
+func (x *Execution) Await(ctx context.Context) (api.Exit, api.Usage, error) {
+	if x.givesStdin {
+		_ = x.guest.Stdin.Close() // or the program's stdin would not end with the client's
+	}
+	return x.end(ctx, x.guest.Await)
+}
+
+// end returns the exit that wait returns, as the API shows it.
+func (x *Execution) end(ctx context.Context, wait func(context.Context) (host.ExecExit, error)) (api.Exit, api.Usage, error) {
 	ctx, cancel := withGone(ctx, x.lease)
 	defer cancel()
-	exit, err := x.guest.Stream(ctx, func(stream string, p []byte) error {
-		x.count(stream, len(p))
-		return sink(stream, p)
-	})
+	exit, err := wait(ctx)
 	switch {
 	case errors.Is(err, errEnded):
 		return api.Exit{}, api.Usage{}, x.s.ended(x.lease)
 	case err != nil:
 		return api.Exit{}, api.Usage{}, x.s.gone(ctx, x.lease, err)
 	}
-	return exitOf(exit, x.oom.struck(ctx)), usageOf(exit), nil
+	e := exitOf(exit, x.oom.struck(ctx))
+	// Here, so that the event is there when the client reads the exit.
+	x.published.Do(func() { x.s.publishExecEnded(x, &e, "") })
+	return e, usageOf(exit), nil
 }
 
 func exitOf(e host.ExecExit, oom bool) api.Exit {

@@ -98,7 +98,7 @@ func TestValidation(t *testing.T) {
 		"few cpus":              {Limits: api.Limits{CPUs: 1e-9}},
 		"negative pids":         {Limits: api.Limits{Pids: -1}},
 		"many files":            {Limits: api.Limits{Nofile: 1 << 40}},
-		"negative timeout":      {Timeout: -1},
+		"negative timeout":      {Timeout: -2},
 		"endless timeout":       {Timeout: 1e300},
 		"too short a timeout":   {Timeout: 1e-9},
 		"negative idle timeout": {IdleTimeout: -1},

@@ -486,6 +486,7 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	}
 	x.req.Stdin = nil
 	s.execs.register(x)
+	s.publishExecStarted(x, rec)
 	entered = true
 	if !s.follow(x) {
 		close(x.done)
@@ -612,6 +613,11 @@ func (x *Execution) collect() {
 	}
 	rec.EndedAt = time.Now().UTC()
 	x.conclude(rec)
+	why := ""
+	if rec.Failure != nil {
+		why = rec.Failure.Message
+	}
+	x.s.publishExecEnded(x, rec.Exit, why)
 	// A storeDescriptors under way has the descriptors still; a later one sees that the exec has
 	// ended.
 	x.keeping.Lock()
@@ -953,11 +959,11 @@ const adoptRetry = 2 * time.Second
 func (s *core) adoptExecs(ctx context.Context) {
 	err := s.adoption(ctx)
 	if err == nil {
-		s.startMissing()
+		s.startMissing() //nolint:contextcheck // removals outlive what starts them
 		return
 	}
 	s.log.Warn("detached execs are not adopted yet, trying again", "error", err)
-	s.execs.spawn(func() {
+	s.execs.spawn(func() { //nolint:contextcheck // see above
 		tick := time.NewTicker(adoptRetry)
 		defer tick.Stop()
 		for s.adoption(s.execs.ctx) != nil {
@@ -1134,18 +1140,27 @@ func closeFiles(files []*os.File) {
 	}
 }
 
-// rlimits are the resources that an exec may limit.
+// rlimits are the resources that a sandbox or an exec may limit.
 var rlimits = map[string]int{
 	"as": unix.RLIMIT_AS, "core": unix.RLIMIT_CORE, "cpu": unix.RLIMIT_CPU, "data": unix.RLIMIT_DATA, "fsize": unix.RLIMIT_FSIZE,
 	"memlock": unix.RLIMIT_MEMLOCK, "nofile": unix.RLIMIT_NOFILE, "nproc": unix.RLIMIT_NPROC, "stack": unix.RLIMIT_STACK,
 }
 
-// limitsOf turns a request's limits, which have been validated, into init's, in an order that does
-// not change.
-func limitsOf(asked map[string]uint64) []guest.Rlimit {
+// limitsOf turns the limits of a sandbox and those of a request, which replace them, into init's,
+// in an order that does not change. Both have been validated.
+func limitsOf(sandbox map[string]api.Rlimit, asked map[string]uint64) []guest.Rlimit {
 	var out []guest.Rlimit
-	for _, name := range slices.Sorted(maps.Keys(asked)) {
-		out = append(out, guest.Rlimit{Resource: rlimits[name], Value: asked[name]})
+	for _, name := range slices.Sorted(maps.Keys(rlimits)) {
+		n, ofExec := asked[name]
+		l, ofSandbox := sandbox[name]
+		switch {
+		case ofExec:
+			out = append(out, guest.Rlimit{Resource: rlimits[name], Value: n})
+		case ofSandbox && l.Soft != l.Hard:
+			out = append(out, guest.Rlimit{Resource: rlimits[name], Value: l.Hard, Soft: &l.Soft})
+		case ofSandbox:
+			out = append(out, guest.Rlimit{Resource: rlimits[name], Value: l.Hard})
+		}
 	}
 	return out
 }

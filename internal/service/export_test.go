@@ -39,6 +39,23 @@ func NewRetention(age time.Duration, snapshot time.Duration) Retention {
 	return retention{age: age, snapshot: snapshot}
 }
 
+// Due returns the number of restarts that are due.
+func (s *Service) Due() int {
+	s.core.restarts.mu.Lock()
+	defer s.core.restarts.mu.Unlock()
+	return len(s.core.restarts.due)
+}
+
+// NextStart is the decision of a restart policy.
+func NextStart(text string, rec *runtime.Record, booting bool, failed int, now time.Time) (delay time.Duration, short int, ok bool, err error) {
+	p, err := parseRestart(text)
+	if err != nil {
+		return 0, 0, false, err
+	}
+	delay, short, ok = p.next(rec, booting, failed, now)
+	return delay, short, ok, nil
+}
+
 func (s *Service) Supervisor() *runtime.Supervisor { return s.core.supervisor }
 
 func (s *Service) Builds() chan struct{} { return s.core.builds.of("") }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -47,6 +48,7 @@ func (s *API) Pull(ctx context.Context, req api.PullImage, progress func(api.Pul
 		return api.Image{}, fmt.Errorf("pull %q: %w", req.Reference, err)
 	}
 	s.pools.Changed()
+	s.publishImages(api.ActionPulled, img.Reference)
 	return img.Image, nil
 }
 
@@ -69,6 +71,7 @@ func (s *API) Push(ctx context.Context, req api.PushImage, progress func(api.Pul
 	if err != nil {
 		return api.Image{}, fmt.Errorf("push %q: %w", req.Reference, err)
 	}
+	s.publishImages(api.ActionPushed, img.Reference)
 	return img.Image, nil
 }
 
@@ -106,13 +109,17 @@ func (s *API) RemoveImage(ctx context.Context, ref string, force bool) (api.Imag
 		return api.ImagesRemoved{}, err
 	}
 	defer s.pools.Removing()()
-	return s.images.Remove(ctx, ref, force)
+	out, err := s.images.Remove(ctx, ref, force)
+	s.publishImages(api.ActionRemoved, slices.Concat(out.Removed, out.Untagged)...)
+	return out, err
 }
 
 // PruneImages removes images that no sandbox holds.
 func (s *API) PruneImages(ctx context.Context, req api.PruneImages) (api.ImagesRemoved, error) {
 	defer s.pools.Removing()()
-	return s.images.Prune(ctx, req.All)
+	out, err := s.images.Prune(ctx, req.All)
+	s.publishImages(api.ActionRemoved, slices.Concat(out.Removed, out.Untagged)...)
+	return out, err
 }
 
 // TagImage gives a stored image one more name.
@@ -128,12 +135,13 @@ func (s *API) TagImage(ctx context.Context, req api.TagImage) (api.Image, error)
 		return api.Image{}, err
 	}
 	s.pools.Changed()
+	s.publish(api.Event{Type: api.EventImage, Action: api.ActionTagged, Object: img.Reference, From: req.Source})
 	return img.Image, nil
 }
 
 // VerifyImages reads all stored content and reports damage.
 func (s *API) VerifyImages(ctx context.Context) (api.ImagesVerified, error) {
-	if err := s.allow(Administer); err != nil {
+	if err := s.administers(); err != nil {
 		return api.ImagesVerified{}, err
 	}
 	out, err := s.images.Verify(ctx)
@@ -170,6 +178,7 @@ func (s *API) ImportImages(ctx context.Context, r io.Reader, opts image.ImportOp
 	out := api.ImagesImported{Images: []api.Image{}}
 	for _, img := range images {
 		out.Images = append(out.Images, img.Image)
+		s.publishImages(api.ActionImported, img.Reference)
 	}
 	return out, nil
 }

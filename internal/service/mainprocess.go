@@ -10,7 +10,6 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
-	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -85,11 +84,21 @@ func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, erro
 	}
 	bundle, secrets := inspection.Env()
 	r.Ports, r.Trust, r.Env = ports.Mappings(), inspection.Trust(), mergeEnv(bundle, r.Env, secrets)
+	var prepared string
+	if inspection != nil && r.Network.HasGateway() {
+		r.Prepare = func(id string) error { // a sandbox that shares its network needs it as soon as this one runs
+			prepared = id
+			return s.networks.Store(id, inspection)
+		}
+	}
 	rec, err := s.supervisor.Create(ctx, r)
 	if err != nil {
+		if prepared != "" {
+			err = errors.Join(err, s.networks.Forget(prepared))
+		}
 		return api.Sandbox{}, errors.Join(err, ports.Close())
 	}
-	if err = s.connect(ctx, &rec, ports, inspection); err == nil {
+	if err = s.connect(ctx, &rec, ports); err == nil {
 		err = s.startMain(ctx, &rec)
 	}
 	if err != nil {
@@ -102,7 +111,8 @@ func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, erro
 		s.forgetSandbox(undo, rec.ID)
 		return api.Sandbox{}, errors.Join(err, derr)
 	}
-	return rec.Sandbox, nil
+	s.removeAtEnd(&rec) //nolint:contextcheck // the removal outlives the request
+	return rec.Shown(), nil
 }
 
 // wantsMain reports whether a running sandbox should have a main process.
@@ -143,7 +153,7 @@ func (s *core) startMain(ctx context.Context, rec *runtime.Record) error {
 // startAgain is connect and startMain for a sandbox that existed before. If it fails, the sandbox
 // is stopped. A sandbox that does not run, as after a rollback of a stopped one, needs nothing.
 func (s *core) startAgain(ctx context.Context, rec *runtime.Record) error {
-	if !wantsMain(rec) && (rec.State != api.StateRunning || !network.Has(rec.Network)) {
+	if !wantsMain(rec) && (rec.State != api.StateRunning || !rec.Network.HasGateway()) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
@@ -163,15 +173,21 @@ func (s *core) startAgain(ctx context.Context, rec *runtime.Record) error {
 	return errors.Join(err, lease.Kill(ctx, "its main process could not be started: "+err.Error()))
 }
 
-// startMissing starts main processes that a killed daemon did not start.
+// startMissing starts main processes that a killed daemon did not start, and the sandboxes that
+// their restart policies want.
 func (s *core) startMissing() {
-	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true, State: api.StateRunning}) {
+	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true}) {
+		s.removeAtEnd(&rec)
+		if rec.State == api.StateStopped || rec.State == api.StateLost {
+			s.considerRestart(rec.ID, true)
+		}
 		if !wantsMain(&rec) {
 			continue
 		}
 		s.execs.spawn(func() {
 			if err := s.startAgain(s.execs.ctx, &rec); err != nil && !errors.Is(err, class.ErrStopping) {
 				s.log.Warn("a main process that should run could not be started", "id", rec.ID, "error", err)
+				s.considerRestart(rec.ID, false)
 			}
 		})
 	}
@@ -273,6 +289,7 @@ func (s *core) mainEnded(ctx context.Context, x *Execution) {
 	if err := s.supervisor.MainEnded(context.WithoutCancel(ctx), rec.Sandbox, x.main.life, exit, reason); err != nil {
 		s.log.Error("a sandbox whose main process has ended", "id", rec.Sandbox, "error", err)
 	}
+	s.considerRestart(rec.Sandbox, false)
 }
 
 // exitOfMain returns the exit of a main process and the reason for the sandbox's record.
@@ -340,28 +357,26 @@ func (s *core) sweepLogs() {
 	}
 }
 
-// WaitSandbox returns when the sandbox with this id or name has ended.
+// WaitSandbox returns when the sandbox with this id or name has ended. Of one that was removed at
+// its end the id is enough.
 func (s *API) WaitSandbox(ctx context.Context, ref string) (api.Sandbox, error) {
 	rec, err := s.lookup(ref)
+	if errors.Is(err, runtime.ErrNotFound) {
+		if end, ok := s.finals.find(s.caller.Tenant, ref); ok {
+			return end, nil
+		}
+	}
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	for {
-		ended, err := s.supervisor.WaitEnded(ctx, rec.ID)
-		if errors.Is(err, runtime.ErrNotFound) {
-			return api.Sandbox{}, class.Mark(class.ErrGone, fmt.Errorf("sandbox %s was deleted", rec.Name))
+	ended, err := s.awaitEnd(ctx, rec.ID)
+	if errors.Is(err, runtime.ErrNotFound) {
+		if end, ok := s.finals.find(s.caller.Tenant, rec.ID); ok {
+			return end, nil
 		}
-		if err == nil {
-			err = s.awaitReport(ctx, rec.ID)
-		}
-		if err != nil {
-			return api.Sandbox{}, err
-		}
-		now, err := s.supervisor.Get(ended.ID)
-		if err == nil && (now.State == api.StateStopped || now.State == api.StateLost) {
-			return now.Sandbox, nil
-		}
+		err = class.Mark(class.ErrGone, fmt.Errorf("sandbox %s was deleted", rec.Name))
 	}
+	return ended.Shown(), err
 }
 
 // Log is what main processes of the sandbox with this id or name have written.

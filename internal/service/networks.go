@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -17,19 +18,20 @@ import (
 
 // connect gives a sandbox that has just been created its network, if it has one, and takes over its
 // ports.
-func (s *core) connect(ctx context.Context, rec *runtime.Record, ports *network.Published, inspection *network.Inspection) error {
-	if !network.Has(rec.Network) {
+func (s *core) connect(ctx context.Context, rec *runtime.Record, ports *network.Published) error {
+	if !rec.Network.HasGateway() {
 		return nil
-	}
-	if err := s.networks.Store(rec.ID, inspection); err != nil {
-		return errors.Join(err, ports.Close())
 	}
 	lease, err := s.supervisor.Begin(rec.ID)
 	if err != nil {
 		return errors.Join(err, ports.Close())
 	}
 	defer lease.End()
-	return s.networks.Connect(ctx, lease, ports)
+	if err := s.networks.Connect(ctx, lease, ports); err != nil {
+		return err
+	}
+	s.publishPorts(rec)
+	return nil
 }
 
 // adoptNetworks connects the sandboxes that run when the daemon starts. Their connections wait
@@ -43,7 +45,7 @@ func (s *core) adoptNetworks() {
 		s.log.Warn("flows of deleted sandboxes are left until the next start", "error", err)
 	}
 	records := slices.DeleteFunc(s.supervisor.List(runtime.Filter{AllTenants: true}), func(rec runtime.Record) bool {
-		return !network.Has(rec.Network) || rec.State != api.StateRunning && rec.State != api.StatePaused
+		return !rec.Network.HasGateway() || rec.State != api.StateRunning && rec.State != api.StatePaused
 	})
 	// All are found by name before the first of them asks.
 	s.networks.Expect(records)
@@ -73,6 +75,11 @@ func (s *API) checkNetwork(net api.Network) (api.Network, error) {
 	if err != nil {
 		return net, fmt.Errorf("share a network: %w", err)
 	}
+	// Its authority for inspection, if it has one, is there when it runs. Before, none would be found
+	// and none be trusted.
+	if owner.State == api.StateCreating {
+		return net, fmt.Errorf("share a network: %w: its owner, sandbox %s, is being created", runtime.ErrNoOwner, owner.Name)
+	}
 	net.Sandbox = owner.ID
 	if owner.Network.Mode == api.NetworkSandbox {
 		net.Sandbox = owner.Network.Sandbox
@@ -80,8 +87,8 @@ func (s *API) checkNetwork(net api.Network) (api.Network, error) {
 	return net, nil
 }
 
-// checkOwn returns an error if a sandbox shares the network of another one, which alone has what is
-// asked for.
+// checkOwn returns an error if a sandbox shares the network of another one: the request has to name
+// that one.
 func checkOwn(rec *runtime.Record, what string) error {
 	if rec.Network.Mode != api.NetworkSandbox {
 		return nil
@@ -108,7 +115,7 @@ func (s *API) changedNetwork(rec *runtime.Record, to api.Network) (api.Network, 
 	if err != nil {
 		return to, err
 	}
-	if network.Has(to) != network.Has(rec.Network) || to.Mode == api.NetworkSandbox {
+	if to.HasGateway() != rec.Network.HasGateway() || to.Mode == api.NetworkSandbox {
 		return to, class.Invalidf("network: sandbox %s was created with mode %q, and cannot change to %q; create another sandbox",
 			rec.Name, rec.Network.Mode, to.Mode)
 	}
@@ -117,6 +124,29 @@ func (s *API) changedNetwork(rec *runtime.Record, to api.Network) (api.Network, 
 	}
 	to.Budget, to.Secrets = rec.Network.Budget, rec.Network.Secrets
 	return to, nil
+}
+
+// NamedNetworks lists the named networks of the caller's tenant, with the sandboxes in them.
+func (s *API) NamedNetworks() api.NetworkList {
+	list := api.NetworkList{Networks: []api.NamedNetwork{}}
+	at := make(map[string]int) // places in the list
+	for _, rec := range s.supervisor.List(runtime.Filter{Tenant: s.caller.Tenant}) {
+		if !s.visible(&rec) {
+			continue
+		}
+		member := api.NetworkMember{ID: rec.ID, Name: rec.Name, State: rec.State, Address: s.networks.Address(rec.ID)}
+		for _, name := range rec.Network.Join {
+			i, ok := at[name]
+			if !ok {
+				i = len(list.Networks)
+				at[name] = i
+				list.Networks = append(list.Networks, api.NamedNetwork{Name: name})
+			}
+			list.Networks[i].Sandboxes = append(list.Networks[i].Sandboxes, member)
+		}
+	}
+	slices.SortFunc(list.Networks, func(a, b api.NamedNetwork) int { return strings.Compare(a.Name, b.Name) })
+	return list
 }
 
 // restoreNetwork undoes the change of a record that the gateway did not follow.
@@ -143,7 +173,7 @@ func (s *API) Flows(ctx context.Context, ref string, opts FlowOptions, begin fun
 	if err := checkOwn(&rec, "read the flows"); err != nil {
 		return err
 	}
-	if !network.Has(rec.Network) {
+	if !rec.Network.HasGateway() {
 		return class.Mark(class.ErrState, errors.New("sandbox "+rec.Name+" has no network, and so no flows"))
 	}
 	if err := begin(); err != nil {

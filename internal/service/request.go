@@ -6,6 +6,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/pool"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -20,6 +21,8 @@ type origin struct {
 	defaults                api.Limits
 	env                     []string
 	cwd, user               string
+	entrypoint, cmd         []string
+	stopSignal              string
 }
 
 // request returns the request for a sandbox of this origin with the values that a valid client's
@@ -28,6 +31,15 @@ func (s *API) request(from *origin, ask *api.CreateSandbox) (_ runtime.Request, 
 	r := newRequest(s.caller.Tenant, from)
 	r.Name, r.Labels, r.Limits = ask.Name, ask.Labels, ask.Limits
 	r.Command, r.TTY, r.StdinOpen = ask.Command, ask.TTY, ask.StdinOpen
+	r.Entrypoint, r.Cmd = programOf(from, ask.Entrypoint)
+	r.Settings = ask.Settings
+	r.StopSignal = cmp.Or(ask.StopSignal, from.stopSignal)
+	if err := raiseNofile(&r.Limits, from.defaults.Nofile, r.Rlimits["nofile"].Hard); err != nil {
+		return r, err
+	}
+	if err := checkCapabilities(&from.profile, &r.Settings); err != nil {
+		return r, err
+	}
 	if r.Ports, err = s.networks.CheckPorts(s.caller.Tenant, ask.Network, ask.Ports); err != nil {
 		return r, err
 	}
@@ -39,7 +51,16 @@ func (s *API) request(from *origin, ask *api.CreateSandbox) (_ runtime.Request, 
 	if r.User, err = programUser(&from.profile, ask.User, from.user); err != nil {
 		return r, err
 	}
-	if r.Timeout, err = seconds("timeout", ask.Timeout); err != nil {
+	if len(r.Mounts) > 0 && s.caller.Tenant != "" {
+		return r, class.Mark(class.ErrInvalid, errTenantMounts)
+	}
+	if err := fillMounts(&r.Settings, &from.profile, r.User); err != nil {
+		return r, err
+	}
+	if err := s.workspace(&r, ask.Cwd != ""); err != nil {
+		return r, err
+	}
+	if r.Timeout, err = s.lifetime(ask.Timeout); err != nil {
 		return r, err
 	}
 	r.IdleTimeout, err = seconds("idle_timeout", ask.IdleTimeout)
@@ -52,6 +73,7 @@ func newRequest(tenant string, from *origin) runtime.Request {
 	return runtime.Request{
 		Tenant: tenant, Image: from.image, ImageDigest: from.digest, Snapshot: from.snapshot, ImageEnv: from.imageEnv,
 		Rootfs: from.rootfs, Profile: from.profile, Defaults: from.defaults,
+		Settings: api.Settings{StopSignal: from.stopSignal},
 	}
 }
 
@@ -64,7 +86,7 @@ func (s *core) poolImage(ctx context.Context, reference string) (*pool.Image, er
 	return &pool.Image{Digest: img.Digest, Release: release, Request: func(name string) (runtime.Request, error) {
 		profile, defaults, err := s.opts.Profile(name)
 		return newRequest("", &origin{
-			image: reference, digest: img.Digest, rootfs: img.Rootfs, profile: profile, defaults: defaults,
+			image: reference, digest: img.Digest, rootfs: img.Rootfs, profile: profile, defaults: defaults, stopSignal: stopSignal(img.Config),
 		}), err
 	}}, nil
 }

@@ -88,22 +88,30 @@ func prunable(rec *runtime.Record) bool {
 	return (rec.State == api.StateStopped || rec.State == api.StateLost) && !rec.Ephemeral && !api.Kept(rec.Labels)
 }
 
+// SetRetention replaces the retention of the options, from the next round on.
+func (s *Service) SetRetention(r RetentionLimits) { s.core.retention.Store(&r) }
+
 // retain removes expired sandboxes and snapshots until ctx ends.
 func (s *core) retain(ctx context.Context, look time.Duration) {
-	r := retention{s.opts.EndedAge, s.opts.EndedLimit, s.opts.SnapshotAge}
-	if r == (retention{}) {
-		return
-	}
-	every(ctx, look, func(now, up time.Time) { s.removeOverdue(ctx, r, now, up) })
+	every(ctx, look, func(now, up time.Time) {
+		kept := s.retention.Load()
+		if r := (retention{kept.EndedAge, kept.EndedLimit, kept.SnapshotAge}); r != (retention{}) {
+			s.removeOverdue(ctx, r, now, up)
+		}
+	})
 }
 
 // retainRuns removes expired agent runs until ctx ends.
 func (s *core) retainRuns(ctx context.Context, look time.Duration) {
-	r := agents.Retention{Age: s.opts.AgentAge, Limit: s.opts.AgentLimit, Grace: grace(s.opts.AgentAge)}
-	if s.opts.Agents == nil || r.Age == 0 && r.Limit == 0 {
+	if s.opts.Agents == nil {
 		return
 	}
 	every(ctx, look, func(now, up time.Time) {
+		kept := s.retention.Load()
+		r := agents.Retention{Age: kept.AgentAge, Limit: kept.AgentLimit, Grace: grace(kept.AgentAge)}
+		if r.Age == 0 && r.Limit == 0 {
+			return
+		}
 		removed, err := s.opts.Agents.Retain(ctx, r, now, up)
 		for _, id := range removed {
 			s.log.Info("an agent run that nobody works on was removed", "id", id, "agent_age", r.Age, "agent_limit", r.Limit)
@@ -159,6 +167,7 @@ func (s *core) removeOverdue(ctx context.Context, r retention, now, up time.Time
 	tenants, err := s.own.Tenants()
 	for _, tenant := range tenants {
 		out, perr := s.opts.Images(tenant).PruneSnapshots(ctx, now.Add(-r.snapshot), nil)
+		publishPruned(s.events, tenant, &out)
 		if len(out.Removed) > 0 {
 			s.log.Info("snapshots were removed for their age", "snapshot_age", r.snapshot, "tenant", tenant, "snapshots", out.Removed, "bytes", out.Bytes)
 		}
@@ -227,7 +236,9 @@ func (s *API) PruneSnapshots(ctx context.Context, req api.PruneSnapshots) (api.S
 	if err != nil {
 		return api.SnapshotsRemoved{}, err
 	}
-	return s.images.PruneSnapshots(ctx, before, req.Labels)
+	out, err := s.images.PruneSnapshots(ctx, before, req.Labels)
+	publishPruned(s.events, s.caller.Tenant, &out)
+	return out, err
 }
 
 // pruneBefore is the time that a request's older_than means; its labels are looked at too.

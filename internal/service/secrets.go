@@ -9,7 +9,11 @@ import (
 // SetSecret stores a secret of the caller's tenant, in the place of one that has its name. Running
 // sandboxes that have the secret use the new one when it returns.
 func (s *API) SetSecret(ctx context.Context, name string, req api.SetSecret) (api.Secret, error) {
-	return s.networks.SetSecret(ctx, s.caller.Tenant, name, req)
+	secret, err := s.networks.SetSecret(ctx, s.caller.Tenant, name, req)
+	if secret.Name != "" { // it is stored, even if it has not reached every sandbox
+		s.publish(api.Event{Type: api.EventSecret, Action: api.ActionSet, Object: secret.Name})
+	}
+	return secret, err
 }
 
 // Secrets describes the secrets of the caller's tenant, without their values.
@@ -17,5 +21,9 @@ func (s *API) Secrets() ([]api.Secret, error) { return s.networks.Secrets(s.call
 
 // RemoveSecret removes a secret of the caller's tenant.
 func (s *API) RemoveSecret(ctx context.Context, name string) error {
-	return s.networks.RemoveSecret(ctx, s.caller.Tenant, name)
+	err := s.networks.RemoveSecret(ctx, s.caller.Tenant, name)
+	if err == nil {
+		s.publish(api.Event{Type: api.EventSecret, Action: api.ActionRemoved, Object: name})
+	}
+	return err
 }

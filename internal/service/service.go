@@ -17,7 +17,6 @@ import (
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
-	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -47,11 +46,10 @@ func (s *API) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api.San
 	from := origin{
 		image: reference, digest: img.Digest, imageEnv: img.Config.Env, rootfs: img.Rootfs, profile: profile, defaults: defaults,
 		env: profile.Env, cwd: cmp.Or(strings.TrimSuffix(img.Config.WorkingDir, "/"), profile.Cwd, "/"), user: img.Config.User,
+		entrypoint: img.Config.Entrypoint, cmd: img.Config.Cmd, stopSignal: stopSignal(img.Config),
 	}
-	if req.ImageCommand {
-		if req.Command, err = imageCommand(img.Config, req.Command); err != nil {
-			return api.Sandbox{}, class.Mark(image.ErrInvalid, fmt.Errorf("image %q: %w", reference, err))
-		}
+	if err := imageCommand(&from, &req); err != nil {
+		return api.Sandbox{}, class.Mark(image.ErrInvalid, fmt.Errorf("image %q: %w", reference, err))
 	}
 	r, err := s.request(&from, &req)
 	if err != nil {
@@ -66,22 +64,56 @@ func (s *API) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api.San
 	return s.create(ctx, r)
 }
 
-// imageCommand returns the command of an image, with args in the place of its CMD if there are any.
-func imageCommand(c image.Config, args []string) ([]string, error) {
-	if len(args) == 0 {
-		args = c.Cmd
+// programOf returns ENTRYPOINT and CMD of a sandbox from those of its origin and a request's
+// entrypoint, which replaces both.
+func programOf(from *origin, entrypoint []string) (entry, cmd []string) {
+	switch {
+	case len(entrypoint) == 1 && entrypoint[0] == "":
+		return nil, nil
+	case len(entrypoint) > 0:
+		return entrypoint, nil
 	}
-	argv := slices.Concat(c.Entrypoint, args)
-	if len(argv) == 0 {
-		return nil, errors.New("it says no command: it has neither ENTRYPOINT nor CMD")
+	if both := slices.Concat(from.entrypoint, from.cmd); len(both) == 0 || validateCommand(both) != nil {
+		return nil, nil // the record does not keep what cannot be run
 	}
-	return argv, validateCommand(argv)
+	return from.entrypoint, from.cmd
+}
+
+// imageCommand makes a request that asks for the image's command ask for a command, with the
+// request's arguments in the place of CMD if there are any.
+func imageCommand(from *origin, req *api.CreateSandbox) error {
+	if !req.ImageCommand {
+		return nil
+	}
+	entry, cmd := from.entrypoint, from.cmd
+	if len(req.Entrypoint) > 0 {
+		entry, cmd = programOf(from, req.Entrypoint)
+	}
+	if len(req.Command) > 0 {
+		cmd = req.Command
+	}
+	req.Command = slices.Concat(entry, cmd)
+	switch {
+	case len(req.Command) == 0 && len(req.Entrypoint) > 0:
+		return class.Invalidf("command: nothing is left to run: an entrypoint replaces the image's CMD too")
+	case len(req.Command) == 0:
+		return errors.New("it says no command: it has neither ENTRYPOINT nor CMD")
+	}
+	return validateCommand(req.Command)
+}
+
+// stopSignal returns the STOPSIGNAL of an image; empty if there is none or no such signal.
+func stopSignal(c image.Config) string {
+	if runtime.SignalNumber(c.StopSignal) == 0 {
+		return ""
+	}
+	return c.StopSignal
 }
 
 // GetSandbox returns the sandbox with this id or name.
 func (s *API) GetSandbox(ref string) (api.Sandbox, error) {
 	rec, err := s.lookup(ref)
-	return rec.Sandbox, err
+	return rec.Shown(), err
 }
 
 // SandboxFilter selects sandboxes of the caller's tenant; the zero value selects all.
@@ -104,7 +136,7 @@ func (s *API) ListSandboxes(filter SandboxFilter) (api.SandboxList, error) {
 	list := api.SandboxList{Sandboxes: []api.Sandbox{}}
 	for _, rec := range s.supervisor.List(runtime.Filter{Tenant: s.caller.Tenant, Labels: filter.Labels, State: filter.State}) {
 		if s.visible(&rec) && (filter.Limit == 0 || len(list.Sandboxes) < filter.Limit) {
-			list.Sandboxes = append(list.Sandboxes, rec.Sandbox)
+			list.Sandboxes = append(list.Sandboxes, rec.Shown())
 		}
 	}
 	return list, nil
@@ -113,6 +145,10 @@ func (s *API) ListSandboxes(filter SandboxFilter) (api.SandboxList, error) {
 // UpdateSandbox changes a running sandbox as a whole, or not at all.
 func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandbox) (api.Sandbox, error) {
 	if err := validateUpdate(&req); err != nil {
+		return api.Sandbox{}, err
+	}
+	lifetime, err := s.lifetime(req.Timeout)
+	if err != nil {
 		return api.Sandbox{}, err
 	}
 	rec, err := s.lookup(ref)
@@ -140,8 +176,8 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 				rec.Labels[k] = *v
 			}
 		}
-		if req.Timeout > 0 {
-			rec.Deadline = time.Now().UTC().Add(time.Duration(req.Timeout * float64(time.Second)))
+		if lifetime > 0 {
+			rec.Deadline = time.Now().UTC().Add(lifetime)
 		}
 		if req.IdleTimeout > 0 {
 			rec.IdleTimeout = req.IdleTimeout
@@ -159,7 +195,7 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 			return api.Sandbox{}, errors.Join(err, s.restoreNetwork(ctx, rec.ID, was))
 		}
 	}
-	return rec.Sandbox, nil
+	return rec.Shown(), nil
 }
 
 // Stats returns the kernel's counters of the sandbox with this id or name.
@@ -168,11 +204,7 @@ func (s *API) Stats(ctx context.Context, ref string) (api.Stats, error) {
 	if err != nil {
 		return api.Stats{}, err
 	}
-	stats, err := s.supervisor.Stats(ctx, rec.ID)
-	if err == nil && network.Has(rec.Network) {
-		stats.Network = s.networks.Stats(rec.ID)
-	}
-	return stats, err
+	return s.statsOf(ctx, &rec)
 }
 
 // DeleteSandbox ends the sandbox with this id or name and removes everything of it, and the layers
@@ -192,7 +224,7 @@ func (s *API) DeleteSandbox(ctx context.Context, ref string) error {
 
 // System describes this daemon.
 func (s *API) System(ctx context.Context) (api.SystemInfo, error) {
-	if err := s.allow(Administer); err != nil {
+	if err := s.administers(); err != nil {
 		return api.SystemInfo{}, err
 	}
 	info := api.SystemInfo{
@@ -244,7 +276,7 @@ func (s *API) GetProfile(name string) (api.Profile, error) {
 
 // Checks returns the results of the host's checks.
 func (s *API) Checks(ctx context.Context) ([]api.Check, error) {
-	if err := s.allow(Administer); err != nil {
+	if err := s.administers(); err != nil {
 		return nil, err
 	}
 	checks := []api.Check{}

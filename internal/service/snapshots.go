@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -41,6 +41,9 @@ type taken struct {
 func (s *API) take(ctx context.Context, ref string) (*taken, error) {
 	req, rec, doomed, err := s.diffRequest(ref)
 	if err != nil {
+		return nil, err
+	}
+	if err := sameIDs(&rec); err != nil {
 		return nil, err
 	}
 	if n := len(rec.Rootfs.Layers); n >= rootfs.MaxLayers {
@@ -119,9 +122,13 @@ func (s *API) TakeSnapshot(ctx context.Context, ref string, body api.TakeSnapsho
 	}
 	defer s.release(ctx, t)
 	rec := &t.of
+	env, err := s.networks.PlainEnv(rec)
+	if err != nil {
+		return api.Snapshot{}, fmt.Errorf("snapshot of sandbox %s: %w", ref, err)
+	}
 	snap := &image.Snapshot{
 		ID: snapshot.NewID(), Name: body.Name, Comment: body.Comment, Labels: body.Labels, Sandbox: rec.ID, SandboxName: rec.Name,
-		Image: rec.Image, ImageEnv: rec.ImageEnv, Env: rec.Env, Cwd: rec.Cwd, User: rec.User, Profile: rec.Profile,
+		Image: rec.Image, ImageEnv: rec.ImageEnv, Env: env, Cwd: rec.Cwd, User: rec.User, Profile: rec.Profile,
 		Network: rec.Network, CreatedAt: time.Now().UTC(), Size: t.result.Size, Entries: t.result.Entries, Consistent: t.consistent,
 	}
 	if err := t.Keep(snap); err != nil {
@@ -130,6 +137,9 @@ func (s *API) TakeSnapshot(ctx context.Context, ref string, body api.TakeSnapsho
 	s.enforceSnapshots(ctx)
 	s.log.Info("snapshot taken", "id", snap.ID, "name", snap.Name, "sandbox", rec.ID, "bytes", snap.Size, "consistent", snap.Consistent)
 	out, err := s.images.InspectSnapshot(snap.ID)
+	if err == nil {
+		s.publishSnapshot(api.ActionCreated, &out)
+	}
 	out.Skipped, out.SkippedMore = t.result.Skipped, t.result.SkippedMore
 	return out, err
 }
@@ -154,13 +164,15 @@ func (s *API) createFromSnapshot(ctx context.Context, req *api.CreateSandbox) (a
 	if err != nil {
 		return api.Sandbox{}, class.Invalidf("profile %q: %w", profileName, err)
 	}
-	if reflect.ValueOf(req.Network).IsZero() {
-		req.Network = snap.Network
-	}
-	r, err := s.request(&origin{
+	req.Network = network.Inherit(req.Network, snap.Network)
+	from := origin{
 		image: snap.Image, digest: snap.ImageDigest, snapshot: snap.ID, imageEnv: snap.ImageEnv, rootfs: snap.Rootfs,
 		profile: profile, defaults: defaults, env: mergeEnv(profile.Env, snap.Env), cwd: snap.Cwd, user: snap.User,
-	}, req)
+	}
+	if err := imageCommand(&from, req); err != nil {
+		return api.Sandbox{}, err
+	}
+	r, err := s.request(&from, req)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
@@ -194,6 +206,11 @@ func (s *API) Fork(ctx context.Context, ref string, body api.ForkSandbox) (_ api
 	if err != nil {
 		return api.SandboxForked{}, fmt.Errorf("fork sandbox %s: %w", ref, err)
 	}
+	ids := make([]string, len(forks))
+	for i := range forks {
+		ids[i] = forks[i].ID
+	}
+	s.publish(api.Event{Type: api.EventSandbox, Action: api.ActionForked, Object: t.of.ID, Name: t.of.Name, Image: t.of.Image, Forks: ids, Labels: t.of.Labels})
 	s.log.Info("sandbox forked", "id", t.of.ID, "forks", len(forks), "bytes", t.result.Size, "consistent", t.consistent)
 	return api.SandboxForked{Sandboxes: forks, Consistent: t.consistent, Skipped: t.result.Skipped, SkippedMore: t.result.SkippedMore}, nil
 }
@@ -219,15 +236,24 @@ func validateFork(body *api.ForkSandbox) error {
 	if err := errors.Join(validateLabels(body.Labels), validateEnv(body.Env)); err != nil {
 		return err
 	}
-	_, err := seconds("timeout", body.Timeout)
-	_, ierr := seconds("idle_timeout", body.IdleTimeout)
-	return errors.Join(err, ierr)
+	if err := validateLifetime(body.Timeout); err != nil {
+		return err
+	}
+	_, err := seconds("idle_timeout", body.IdleTimeout)
+	return err
 }
 
 // forkRequest returns the request for each fork, without its name.
 func (s *API) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request, error) {
 	rec := &t.of
+	settings := rec.Settings
+	settings.Workspace = nil    // a fork's would have the changes of none
+	settings.AutoRemove = false // forks are made to be kept
 	profile, _, err := s.profileOf(rec)
+	if err != nil {
+		return runtime.Request{}, err
+	}
+	env, err := s.networks.PlainEnv(rec)
 	if err != nil {
 		return runtime.Request{}, err
 	}
@@ -236,10 +262,10 @@ func (s *API) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request, err
 	maps.Copy(labels, body.Labels)
 	r, err := s.request(&origin{
 		image: rec.Image, digest: rec.ImageDigest, imageEnv: rec.ImageEnv, rootfs: t.Rootfs, profile: profile, defaults: rec.Limits,
-		env: rec.Env, cwd: rec.Cwd, user: rec.User,
+		env: env, cwd: rec.Cwd, user: rec.User, entrypoint: rec.Entrypoint, cmd: rec.Cmd,
 	}, &api.CreateSandbox{
-		Env: body.Env, Labels: labels, Limits: rec.HeldLimits(), Network: rec.Network, Command: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen,
-		Timeout: body.Timeout, IdleTimeout: cmp.Or(body.IdleTimeout, rec.IdleTimeout),
+		Env: body.Env, Labels: labels, Limits: rec.HeldLimits(), Network: network.Inherit(api.Network{}, rec.Network), Command: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen,
+		Timeout: body.Timeout, IdleTimeout: cmp.Or(body.IdleTimeout, rec.IdleTimeout), Settings: settings,
 	})
 	return r, errors.Join(err, validateLabels(labels), validateEnv(r.Env)) // their number
 }
@@ -253,12 +279,19 @@ func (s *API) Rollback(ctx context.Context, ref string, body api.RollbackSandbox
 	if err != nil {
 		return api.Sandbox{}, err
 	}
+	if err := checkRollback(&rec); err != nil {
+		return api.Sandbox{}, err
+	}
 	snap, release, err := s.images.AcquireSnapshot(ctx, body.Snapshot)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
 	defer s.collectSnapshots(ctx) // it may have been the last on another one
 	defer release()
+	if rec.Workspace != nil {
+		return api.Sandbox{}, class.Mark(class.ErrUnreadable, fmt.Errorf(
+			"roll back to snapshot %s: no snapshot holds the changes to the workspace of %s, which would be lost; apply them, and create a sandbox of the snapshot", body.Snapshot, rec.Name))
+	}
 	if err := runtime.CanRollBack(&rec, &snap.Rootfs); err != nil {
 		return api.Sandbox{}, class.Mark(class.ErrUnreadable, fmt.Errorf("roll back to snapshot %s: %w", body.Snapshot, err))
 	}
@@ -274,7 +307,10 @@ func (s *API) Rollback(ctx context.Context, ref string, body api.RollbackSandbox
 	if err == nil {
 		err = s.startAgain(ctx, &rec)
 	}
-	return rec.Sandbox, err
+	if err == nil && rec.State == api.StateRunning {
+		s.publishPorts(&rec)
+	}
+	return rec.Shown(), err
 }
 
 // createAll makes count sandboxes, or on error none.
@@ -423,6 +459,7 @@ func (s *API) ImportSnapshot(ctx context.Context, r io.Reader, name string) (api
 	if err != nil {
 		return api.Snapshot{}, fmt.Errorf("import snapshot: %w", err)
 	}
+	s.publishSnapshot(api.ActionImported, &snap)
 	s.log.Info("snapshot imported", "id", snap.ID, "name", snap.Name, "bytes", snap.Size)
 	return snap, nil
 }
@@ -432,7 +469,15 @@ func (s *API) Snapshot(ref string) (api.Snapshot, error) { return s.images.Inspe
 
 // RemoveSnapshot removes a snapshot and returns the bytes that this frees.
 func (s *API) RemoveSnapshot(ctx context.Context, ref string) (int64, error) {
-	return s.images.RemoveSnapshot(ctx, ref)
+	snap, err := s.images.InspectSnapshot(ref)
+	if err != nil {
+		return 0, err
+	}
+	freed, err := s.images.RemoveSnapshot(ctx, snap.ID)
+	if err == nil {
+		s.publishSnapshot(api.ActionRemoved, &snap)
+	}
+	return freed, err
 }
 
 // ExportSnapshot writes a snapshot as an archive.

@@ -26,16 +26,20 @@ func (s *API) StopSandbox(ctx context.Context, ref string, req api.StopSandbox) 
 	if err != nil {
 		return api.Sandbox{}, err
 	}
+	s.restarts.cancel(rec.ID)
 	rec, err = s.supervisor.Stop(ctx, rec.ID, time.Duration(grace*float64(time.Second)))
 	if err == nil {
 		err = s.awaitReport(ctx, rec.ID)
+	}
+	if err == nil && rec.Restart != "" && rec.EndedItself() { // it had ended before
+		err = s.supervisor.Settle(rec.ID)
 	}
 	if err == nil {
 		if now, gerr := s.supervisor.Get(rec.ID); gerr == nil {
 			rec = now
 		}
 	}
-	return rec.Sandbox, err
+	return rec.Shown(), err
 }
 
 // profileOf returns the current profile of a sandbox: a later daemon may have another profile of
@@ -53,7 +57,7 @@ func (s *API) StartSandbox(ctx context.Context, ref string, req api.StartSandbox
 	if err := s.spareDisk(ctx); err != nil {
 		return api.Sandbox{}, err
 	}
-	timeout, err := seconds("timeout", req.Timeout)
+	timeout, err := s.lifetime(req.Timeout)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
@@ -73,7 +77,10 @@ func (s *API) StartSandbox(ctx context.Context, ref string, req api.StartSandbox
 	if err == nil {
 		err = s.startAgain(ctx, &rec)
 	}
-	return rec.Sandbox, err
+	if err == nil {
+		s.publishPorts(&rec)
+	}
+	return rec.Shown(), err
 }
 
 // PauseSandbox makes every process of the sandbox with this id or name stand still.
@@ -83,7 +90,7 @@ func (s *API) PauseSandbox(ctx context.Context, ref string, _ struct{}) (api.San
 		return api.Sandbox{}, err
 	}
 	rec, err = s.supervisor.Pause(ctx, rec.ID)
-	return rec.Sandbox, err
+	return rec.Shown(), err
 }
 
 // ResumeSandbox lets a paused sandbox go on.
@@ -106,5 +113,5 @@ func (s *API) ResumeSandbox(ctx context.Context, ref string, _ struct{}) (api.Sa
 			return api.Sandbox{}, err
 		}
 	}
-	return rec.Sandbox, nil
+	return rec.Shown(), nil
 }

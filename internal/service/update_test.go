@@ -73,7 +73,7 @@ func TestBadUpdatesAreRefused(t *testing.T) {
 		`{"limits":{"swap":-1}}`:                       "swap",
 		`{"limits":{"disk":1}}`:                        "disk",
 		`{"name":"two"}`:                               "name",
-		`{"timeout":-1}`:                               "timeout",
+		`{"timeout":-2}`:                               "timeout",
 		`{"idle_timeout":1e12}`:                        "idle_timeout",
 		`{"labels":{"=":"v"}}`:                         "label",
 		`{"labels":{` + strings.Join(many, ",") + `}}`: "labels", // with the one there is

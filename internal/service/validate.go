@@ -1,10 +1,12 @@
 package service
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -49,8 +51,8 @@ func validateCreate(req *api.CreateSandbox) error {
 		}
 	}
 	switch {
-	case req.ImageCommand && req.Snapshot != "":
-		return class.Invalidf("image_command: a snapshot does not say what its image runs; give the command")
+	case req.ImageCommand && req.Snapshot != "" && len(req.Entrypoint) == 0:
+		return class.Invalidf("image_command: a snapshot does not say what its image runs; give the command or an entrypoint")
 	case req.ImageCommand:
 		if err := validateArgs("command", req.Command); err != nil {
 			return err
@@ -59,8 +61,21 @@ func validateCreate(req *api.CreateSandbox) error {
 		if err := validateCommand(req.Command); err != nil {
 			return err
 		}
+	case req.Restart != "" && req.Restart != restartNo:
+		return class.Invalidf("restart: the policy is about a main process, and there is no command")
 	case req.TTY || req.StdinOpen:
 		return class.Invalidf("tty and stdin_open are of the main process, and there is no command")
+	}
+	if len(req.Entrypoint) > 0 && req.Entrypoint[0] == "" && len(req.Entrypoint) > 1 {
+		return class.Invalidf("entrypoint[0] is empty: name a program, or nothing else")
+	}
+	if len(req.Entrypoint) > 0 && req.Entrypoint[0] != "" {
+		if err := validateCommand(req.Entrypoint); err != nil {
+			return fmt.Errorf("entrypoint: %w", err)
+		}
+	}
+	if err := validateSettings(&req.Settings); err != nil {
+		return err
 	}
 	if err := validateEnv(req.Env); err != nil {
 		return err
@@ -82,7 +97,7 @@ func validateCreate(req *api.CreateSandbox) error {
 	if err := validateLimits(&req.Limits); err != nil {
 		return err
 	}
-	if _, err := seconds("timeout", req.Timeout); err != nil {
+	if err := validateLifetime(req.Timeout); err != nil {
 		return err
 	}
 	_, err := seconds("idle_timeout", req.IdleTimeout)
@@ -265,9 +280,6 @@ func validateUpdate(req *api.UpdateSandbox) error {
 	if err := validateLabels(labels); err != nil {
 		return err
 	}
-	if _, err := seconds("timeout", req.Timeout); err != nil {
-		return err
-	}
 	_, err := seconds("idle_timeout", req.IdleTimeout)
 	return err
 }
@@ -275,13 +287,16 @@ func validateUpdate(req *api.UpdateSandbox) error {
 // seconds turns a number of a request into a duration.
 func seconds(what string, s float64) (time.Duration, error) {
 	if math.IsNaN(s) || s < 0 || s > maxTimeout.Seconds() {
-		return 0, class.Invalidf("%s %v: must be between 0 (the default) and %v seconds", what, s, maxTimeout.Seconds())
+		return 0, class.Invalidf("%s %s: must be between 0 (the default) and %s seconds", what, decimal(s), decimal(maxTimeout.Seconds()))
 	}
 	if s > 0 && s < 0.001 {
-		return 0, class.Invalidf("%s %v: shorter than a millisecond", what, s)
+		return 0, class.Invalidf("%s %s: shorter than a millisecond", what, decimal(s))
 	}
 	return time.Duration(s * float64(time.Second)), nil
 }
+
+// decimal writes a number without an exponent.
+func decimal(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
 func hasControl(s string) bool {
 	return !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })

@@ -4,8 +4,8 @@
 // Every Require function probes. Where the need is not met, the test is skipped with the finding.
 // A need listed in SANDBOXD_TEST_REQUIRE fails the test instead, so that a machine which should
 // have everything cannot skip in silence. The list is comma-separated: userns, subids, ownids,
-// cgroup, landlock, systemd, reflink, root, user, peer, or all, which is all but ownids, reflink,
-// root and user.
+// cgroup, landlock, systemd, reflink, root, user, account, peer, or all, which is all but ownids,
+// reflink, root, user and account.
 //
 // The probes are those of the product, internal/kernel and internal/idmap: a test runs exactly
 // where the product would work. Cgroups are the exception. A test needs one delegated where it
@@ -13,14 +13,18 @@
 package testenv
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -43,8 +47,13 @@ const (
 	needReflink  need = "reflink"
 	needRoot     need = "root"
 	needUser     need = "user"
+	needAccount  need = "account"
 	needPeer     need = "peer"
 )
+
+// notInAll are the needs that all leaves out: root and user exclude each other, and machines
+// without the others are usual.
+var notInAll = []need{needRoot, needUser, needAccount, needReflink, needOwnIDs}
 
 // unmet skips the test, or fails it where the need is required on this machine.
 func unmet(t testing.TB, n need, found string) {
@@ -58,7 +67,7 @@ func unmet(t testing.TB, n need, found string) {
 func required(list string, n need) bool {
 	for item := range strings.SplitSeq(list, ",") {
 		item = strings.TrimSpace(item)
-		if item == string(n) || item == "all" && n != needRoot && n != needUser && n != needReflink && n != needOwnIDs {
+		if item == string(n) || item == "all" && !slices.Contains(notInAll, n) {
 			return true
 		}
 	}
@@ -79,6 +88,35 @@ func RequireOrdinaryUser(t testing.TB) {
 	if os.Geteuid() == 0 {
 		unmet(t, needUser, "effective uid is 0; `make test-rootless` runs it")
 	}
+}
+
+// Account is the ordinary user, with subordinate ids, that the lanes make when root runs them.
+const Account = "sandboxd-test"
+
+// accountOfBed is the ordinary user of the test bed.
+const accountOfBed = "dev"
+
+// RequireAccount needs an ordinary user with subordinate ids beside the one that runs the test, and
+// returns its credentials: a test of root starts programs as that user.
+func RequireAccount(t testing.TB) *syscall.Credential {
+	t.Helper()
+	for _, name := range []string{Account, accountOfBed} {
+		u, err := user.Lookup(name)
+		if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
+			continue
+		}
+		if err != nil {
+			t.Fatalf("look up user %s: %v", name, err)
+		}
+		uid, err1 := strconv.ParseUint(u.Uid, 10, 32)
+		gid, err2 := strconv.ParseUint(u.Gid, 10, 32)
+		if err := errors.Join(err1, err2); err != nil {
+			t.Fatalf("look up user %s: %v", name, err)
+		}
+		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+	}
+	unmet(t, needAccount, fmt.Sprintf("there is no user %s or %s; `make test` makes one", Account, accountOfBed))
+	return nil
 }
 
 // RequirePeer needs a program that a test runs beside the product, to talk to it or to compare with

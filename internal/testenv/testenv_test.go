@@ -21,6 +21,8 @@ func TestRequired(t *testing.T) {
 		{"all", needCgroup, true},
 		{"all", needRoot, false}, // root and user exclude each other
 		{"all", needUser, false},
+		{"all", needAccount, false},
+		{"root,account", needAccount, true},
 		{"all,root", needRoot, true},
 	} {
 		if got := required(test.list, test.need); got != test.want {
@@ -69,6 +71,10 @@ func TestRequirementsSayWhatWasFound(t *testing.T) {
 	plan, err := idmap.Detect()
 	if met := err == nil && plan.Size() == idmap.SandboxIDs; met != (spy.skipped == "") {
 		t.Errorf("subordinate ids: plan %+v, %v; skipped with %q", plan, err, spy.skipped)
+	}
+	spy = newSpy(t)
+	if c := RequireAccount(spy); (c == nil) == (spy.skipped == "") || c != nil && c.Uid == 0 {
+		t.Errorf("account: credentials %+v, skipped with %q", c, spy.skipped)
 	}
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	spy = newSpy(t)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	goruntime "runtime"
 	"strconv"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -48,9 +49,7 @@ func Listen(dir *os.File, name string, backlog int) (_ *os.File, err error) {
 			err = errors.Join(err, f.Close())
 		}
 	}()
-	// The mode of the unbound socket, less the umask, is that of the file: at no moment may others
-	// connect.
-	if err := unix.Fchmod(fd, 0o600); err != nil {
+	if err := ownerOnly(fd); err != nil {
 		return nil, fmt.Errorf("set the socket's mode: %w", err)
 	}
 	err = unix.Bind(fd, &unix.SockaddrUnix{Name: ShortName(dir, name)})
@@ -62,4 +61,25 @@ func Listen(dir *os.File, name string, backlog int) (_ *os.File, err error) {
 		return nil, errors.Join(fmt.Errorf("listen: %w", err), unix.Unlinkat(int(dir.Fd()), name, 0))
 	}
 	return f, nil
+}
+
+// OwnerOnly is a Control of [net.ListenConfig] that gives the file of a Unix socket mode 0600: at
+// no moment may other users connect.
+func OwnerOnly(_, _ string, conn syscall.RawConn) error {
+	var cerr error
+	err := conn.Control(func(fd uintptr) { cerr = ownerOnly(int(fd)) })
+	return errors.Join(err, cerr)
+}
+
+// ownerOnly sets the mode of an unbound socket. Less the umask, bind gives it to the file.
+func ownerOnly(fd int) error { return unix.Fchmod(fd, 0o600) }
+
+// Pair returns the two ends of a new pair of connected sockets. The files have a name for errors,
+// and are blocking and close-on-exec.
+func Pair(kind int, name string) (a, b *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make socket pair: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), name), os.NewFile(uintptr(fds[1]), name), nil
 }

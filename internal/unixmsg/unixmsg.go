@@ -3,6 +3,8 @@
 // A [Format] sends and receives the whole packets of a SOCK_SEQPACKET socket, with descriptors by
 // SCM_RIGHTS. [Listen], [ShortName] and [WithShortName] reach sockets whose paths exceed the 107
 // bytes that fit into a sockaddr_un. [PeerUID] identifies the other side of a connection.
+//
+// sandboxd-init links this package, and not net: nothing here may import that.
 package unixmsg
 
 import (
@@ -198,9 +200,28 @@ func Files(fds []int, name string) []*os.File {
 // PeerUID returns the uid of the process that made the other end of a connected socket
 // (SO_PEERCRED), in the user namespace of the caller.
 func PeerUID(c syscall.Conn) (uint32, error) {
-	conn, err := c.SyscallConn()
+	cred, err := peer(c)
 	if err != nil {
 		return 0, fmt.Errorf("read the peer's uid: %w", err)
+	}
+	return cred.Uid, nil
+}
+
+// PeerPID returns the process that made the other end of a connected socket, in the PID namespace
+// of the caller; 0 for one that is not in it. The process may have ended, or have passed the socket
+// on: do not let it decide about access.
+func PeerPID(c syscall.Conn) (int, error) {
+	cred, err := peer(c)
+	if err != nil {
+		return 0, fmt.Errorf("read the peer's pid: %w", err)
+	}
+	return int(cred.Pid), nil
+}
+
+func peer(c syscall.Conn) (*unix.Ucred, error) {
+	conn, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
 	}
 	var cred *unix.Ucred
 	var got error
@@ -209,8 +230,5 @@ func PeerUID(c syscall.Conn) (uint32, error) {
 	}); err != nil {
 		got = err
 	}
-	if got != nil {
-		return 0, fmt.Errorf("read the peer's uid: %w", got)
-	}
-	return cred.Uid, nil
+	return cred, got
 }

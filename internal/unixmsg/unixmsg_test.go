@@ -20,13 +20,12 @@ import (
 // and a poller.
 func pair(t *testing.T) (a, b *net.UnixConn) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	one, other, err := Pair(unix.SOCK_SEQPACKET, "socket")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var conns [2]*net.UnixConn
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "socket")
+	for i, f := range []*os.File{one, other} {
 		c, err := net.FileConn(f)
 		if err = errors.Join(err, f.Close()); err != nil {
 			t.Fatal(err)
@@ -279,5 +278,44 @@ func TestListenAndReach(t *testing.T) {
 		return io.ErrNoProgress
 	}); !errors.Is(err, io.ErrNoProgress) {
 		t.Errorf("%v", err)
+	}
+}
+
+// The file of a listener has mode 0600, whatever the umask leaves of the default.
+func TestOwnerOnly(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	config := net.ListenConfig{Control: OwnerOnly}
+	l, err := config.Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", fi, err)
+	}
+}
+
+// No end of a pair leaks into a program that is executed.
+func TestPair(t *testing.T) {
+	a, b, err := Pair(unix.SOCK_STREAM, "socket")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []*os.File{a, b} {
+		if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+			t.Errorf("flags %#x, %v", flags, err)
+		}
+	}
+	if _, err := a.WriteString("x"); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := io.ReadAll(b); string(data) != "x" || err != nil {
+		t.Errorf("%q, %v", data, err)
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
 	}
 }

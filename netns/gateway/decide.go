@@ -42,7 +42,30 @@ func (n *Network) admit(dst netip.AddrPort) (v policy.Verdict, unread bool) {
 			v = named // of refusals the latest name's, which is most likely meant
 		}
 	}
-	return v, unread
+	return v, unread && n.chargedAlike(dst)
+}
+
+// chargedAlike reports whether a connection counts in the same budgets of rules for every allowed
+// host that its address may stand for.
+func (n *Network) chargedAlike(dst netip.AddrPort) bool {
+	r := n.rules.Load()
+	if len(r.ledgers) == 0 {
+		return true
+	}
+	var first []string
+	allowed := 0
+	for _, name := range append(n.memory.namesOf(dst.Addr()), policy.Name{}) {
+		f := tcpFlow(name, dst)
+		if !r.policy.Connect(f).Allow {
+			continue
+		}
+		if allowed++; allowed == 1 {
+			first = r.policy.Charged(f, "", policy.Path{})
+		} else if !slices.Equal(first, r.policy.Charged(f, "", policy.Path{})) {
+			return false
+		}
+	}
+	return true
 }
 
 // claimed returns the flows that the policy must allow, each of them, for a connection on which the
@@ -101,23 +124,23 @@ func (n *Network) unnamed(dst netip.AddrPort) (v policy.Verdict, flow policy.Flo
 
 // target returns where a connection that is allowed leads: to its destination, or to a service of
 // the host.
-func (n *Network) target(dst netip.AddrPort) (netip.AddrPort, error) {
+func (n *Network) target(dst netip.AddrPort) (policy.Service, error) {
 	if dst.Addr() != policy.HostAddress {
-		return dst, n.refuseOwn(dst.Addr())
+		return policy.Service{Address: dst}, n.refuseOwn(dst.Addr())
 	}
 	s, ok := n.policy.Load().Service(dst.Port())
 	switch {
 	case !ok:
-		return dst, refuse("no service of the host has port %d", dst.Port())
-	case s.Socket != "":
-		return dst, refuse("the service of port %d is a Unix socket, which the gateway cannot reach", dst.Port())
+		return s, refuse("no service of the host has port %d", dst.Port())
+	case s.Socket != "" && n.opts.DialSocket == nil:
+		return s, refuse("the service of port %d is a Unix socket, which this gateway does not reach", dst.Port())
 	}
-	return s.Address, nil
+	return s, nil
 }
 
-// refuseOwn refuses public addresses that are the host's own. What listens there may count on a
-// firewall for other machines, which connections of the host itself do not pass. A private address
-// is allowed by a rule with a CIDR, whose author has thought of what is there.
+// refuseOwn refuses public addresses of the host itself. A server there may count on a firewall for
+// other machines, which connections of the host itself do not pass. A private address is allowed by
+// a rule with a CIDR, whose author has thought of the servers there.
 func (n *Network) refuseOwn(addr netip.Addr) error {
 	if !policy.IsPublic(addr) {
 		return nil
@@ -143,21 +166,23 @@ func (p *peer) host(dst netip.AddrPort) string {
 	return p.name.String()
 }
 
-// request decides about an HTTP request on a connection. of is nil unless it came within TLS.
-func (n *Network) request(dst netip.AddrPort, of *peer, q *sniff.Request) (flows []policy.Flow, v policy.Verdict) {
+// request decides about an HTTP request on a connection. of is nil unless it came within TLS. Where
+// rules for paths may decide, which inspect tells, the request is changed to have the path that
+// they were asked about.
+func (n *Network) request(dst netip.AddrPort, of *peer, q *sniff.Request) (flows []policy.Flow, v policy.Verdict, inspect bool) {
 	switch {
 	case q.Tunnel:
-		return nil, policy.Verdict{Reason: "CONNECT would open a tunnel"}
+		return nil, policy.Verdict{Reason: "CONNECT would open a tunnel"}, false
 	case q.Host.Port != 0 && q.Host.Port != dst.Port():
-		return nil, policy.Verdict{Reason: fmt.Sprintf("the host %s and a connection to port %d", q.Host, dst.Port())}
+		return nil, policy.Verdict{Reason: fmt.Sprintf("the host %s and a connection to port %d", q.Host, dst.Port())}, false
 	case q.Host.Addr.IsValid() && q.Host.Addr != dst.Addr():
-		return nil, policy.Verdict{Reason: fmt.Sprintf("the host %s and a connection to %s", q.Host, dst.Addr())}
+		return nil, policy.Verdict{Reason: fmt.Sprintf("the host %s and a connection to %s", q.Host, dst.Addr())}, false
 	case of != nil && q.Host.Name != of.name:
-		return nil, policy.Verdict{Reason: fmt.Sprintf("the host %s on a TLS connection to %s", q.Host, of.host(dst))}
+		return nil, policy.Verdict{Reason: fmt.Sprintf("the host %s on a TLS connection to %s", q.Host, of.host(dst))}, false
 	case of != nil && q.Absolute:
-		return nil, policy.Verdict{Reason: "a target with the scheme http within TLS"}
+		return nil, policy.Verdict{Reason: "a target with the scheme http within TLS"}, false
 	case q.Upgrade != "" && q.Upgrade != "websocket":
-		return nil, policy.Verdict{Reason: fmt.Sprintf("the upgrade to %q, after which requests could not be read", q.Upgrade)}
+		return nil, policy.Verdict{Reason: fmt.Sprintf("the upgrade to %q, after which requests could not be read", q.Upgrade)}, false
 	}
 	p := n.policy.Load()
 	if of != nil {
@@ -168,16 +193,17 @@ func (n *Network) request(dst netip.AddrPort, of *peer, q *sniff.Request) (flows
 	v = connect(p, flows)
 	switch {
 	case !v.Allow || !v.Inspect:
-		return flows, v
+		return flows, v, false
 	case q.PathError != nil:
-		return flows, policy.Verdict{Reason: fmt.Sprintf("a %v", q.PathError)}
+		return flows, policy.Verdict{Reason: fmt.Sprintf("a %v", q.PathError)}, true
 	case q.Rewrites != "":
-		return flows, policy.Verdict{Reason: fmt.Sprintf("the field %s, which changes the request for some servers", q.Rewrites)}
+		return flows, policy.Verdict{Reason: fmt.Sprintf("the field %s, which changes the request for some servers", q.Rewrites)}, true
 	}
+	q.RemoveDots()
 	for i, f := range flows {
 		if one := p.Request(f, q.Method, q.Path); !one.Allow || i == 0 {
 			v = one
 		}
 	}
-	return flows, v
+	return flows, v, true
 }

@@ -186,7 +186,8 @@ func (n *Network) refuseQuery(q *query, event Event, v policy.Verdict, limit int
 	return q.reply(dnsmessage.RCodeNameError, nil, explain(v), limit)
 }
 
-// answerByPolicy answers a question about a name outside. Later is that of answer.
+// answerByPolicy answers a question about a name outside. If the host's resolver has to be asked,
+// it returns nil and calls later with the lookup, or answers SERVFAIL if later is nil.
 func (n *Network) answerByPolicy(q *query, name policy.Name, event Event, limit int, later func(func() []byte)) []byte {
 	v := n.policy.Load().Resolve(name)
 	if !v.Allow {
@@ -222,7 +223,7 @@ func (n *Network) answerByPolicy(q *query, name policy.Name, event Event, limit 
 	return nil
 }
 
-// hostName is the name of the host's own services. Its address is the policy's, and the host's
+// hostName is the name of the host's own services. The policy knows its address; the host's
 // resolver is not asked.
 var hostName = func() policy.Name {
 	name, err := policy.ParseName(policy.HostName)
@@ -325,7 +326,7 @@ func (n *Network) ServeDNS(ctx context.Context, c *net.UDPConn) error {
 			continue
 		}
 		started := false
-		send(n.answer(buf[:size], 0, func(lookup func() []byte) { //nolint:contextcheck // as above
+		send(n.answer(buf[:size], 0, func(lookup func() []byte) { //nolint:contextcheck // a lookup ends with the network
 			started = true
 			n.wg.Go(func() {
 				defer n.endLookup()

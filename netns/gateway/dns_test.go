@@ -300,7 +300,7 @@ func TestDNSTruncates(t *testing.T) {
 	}
 }
 
-// A connection for DNS leads nowhere: it is not recorded as one that was allowed, nor if it ends
+// A connection for DNS is not recorded as an allowed connection, nor as a failed one if it ends
 // badly. Its questions are recorded.
 func TestDNSOverTCPIsNoConnection(t *testing.T) {
 	w := newDNS(t)

@@ -36,8 +36,8 @@ type Event struct {
 	Name string
 	Addr netip.Addr
 	Port uint16
-	// Method and Path are those of a request, without its query; Path is also empty if it is
-	// malformed. Method of a query is its type.
+	// Method and Path of a request are without its query; Path is also empty if it is malformed.
+	// Method of a query is its type.
 	Method, Path string
 	// Status is the status of a response; 0 if none came.
 	Status int
@@ -48,12 +48,13 @@ type Event struct {
 	Secret string
 	// Reason explains a refusal, or an end that was not orderly.
 	Reason string
-	// Out and In are bytes from and to the sandbox, within TLS where that was ended here. Those of a
-	// request of HTTP/2 are of its body.
+	// Out and In are bytes from and to the sandbox, within TLS where that was ended here. A request of
+	// HTTP/2 counts the bytes of its body only.
 	Out, In int64
 	// Lost is the number of events that were dropped before this one because the queue was full.
 	Lost uint64
-	// Spent is the used part of the budget when the event was recorded; nil without a budget.
+	// Spent is the used part of the budget when the event was recorded, and what has changed of those
+	// of rules; nil without a budget.
 	Spent *Spent
 }
 
@@ -73,8 +74,9 @@ func (e *Event) note(err error) {
 
 const (
 	maxEvents = 1024
-	// together is how long events wait for further ones, unless there were none for as long. A wakeup
-	// of this process and of the daemon for each took a fifth of the time of a small request.
+	// together is the time between two deliveries of events, so that those of a burst go as one. A
+	// wakeup of this process and of the daemon for each event took a fifth of the time of a small
+	// request.
 	together = 10 * time.Millisecond
 )
 
@@ -120,16 +122,18 @@ func (r *recorder) rest(all []Event) []Event {
 	return all
 }
 
-// add queues an event. It must not be called after close.
-func (r *recorder) add(e Event) {
+// add queues an event and reports whether there was room. It must not be called after close.
+func (r *recorder) add(e Event) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e.Lost = r.lost
 	select {
 	case r.queue <- e:
 		r.lost = 0
+		return true
 	default:
 		r.lost++
+		return false
 	}
 }
 

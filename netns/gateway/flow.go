@@ -26,12 +26,13 @@ type flow struct {
 	server *stream // nil until it is dialled
 
 	out, in  atomic.Int64
-	last     atomic.Int64 // when bytes were last passed on, in ns
-	deadline atomic.Int64 // of a head, in ns; 0 if none
-	dialBy   atomic.Int64 // of a connection to the server, in ns; 0 if none
-	head     atomic.Bool  // counted in Network.heads
-	peer     *peer        // nil unless TLS ends here; set before requests are read
-	places   int          // of the pool: one, and one for each further server at the same time
+	last     atomic.Int64           // when bytes were last passed on, in ns
+	deadline atomic.Int64           // of a head, in ns; 0 if none
+	dialBy   atomic.Int64           // of a connection to the server, in ns; 0 if none
+	head     atomic.Bool            // counted in Network.heads
+	peer     *peer                  // nil unless TLS ends here; set before requests are read
+	places   int                    // of the pool: one, and one for each further server at the same time
+	charged  atomic.Pointer[charge] // nil before a host is known; of requests of HTTP/2, each has its own
 
 	mu       sync.Mutex // guards those below
 	aborted  error      // a *refusal if it was cut for a bound or a new policy
@@ -39,7 +40,8 @@ type flow struct {
 	checked  []policy.Flow // that the policy allowed
 	name     policy.Name   // for the record
 	verdict  policy.Verdict
-	recorded bool // by the events of its requests
+	recorded bool             // by the events of its requests
+	counted  map[*ledger]bool // of rules that have counted the connection
 }
 
 // Serve accepts connections of the sandbox until the listener is closed or ctx ends. Their local
@@ -145,7 +147,7 @@ func (f *flow) run() {
 // finish makes the close that follows an orderly one.
 func (f *flow) finish(s *stream) {
 	if s != nil {
-		_ = s.conn.SetLinger(-1) // fails on a connection that is gone
+		linger(s.conn, -1)
 	}
 }
 
@@ -170,8 +172,8 @@ func (f *flow) serve() error {
 		if names := f.n.memory.namesOf(f.dst.Addr()); len(names) > 0 {
 			named.Name = names[len(names)-1] // most likely meant, for the record
 		}
-		if err := f.allow(v, []policy.Flow{named}); err != nil {
-			return err
+		if err := f.open(v, []policy.Flow{named}); err != nil {
+			return f.refuseEarly(err)
 		}
 		err := f.dial()
 		if refused := (*refusal)(nil); errors.As(err, &refused) {
@@ -184,6 +186,9 @@ func (f *flow) serve() error {
 		return f.serveWeb()
 	default:
 		f.note(plain, []policy.Flow{named}) // until the client names another
+		if err := f.chargeEarly(charge{flows: []policy.Flow{named}}); err != nil {
+			return err
+		}
 		return f.serveAny()
 	}
 }
@@ -303,7 +308,7 @@ func (f *flow) allowUnnamed() error {
 	if !v.Allow {
 		return &refusal{Verdict: v}
 	}
-	return f.allow(v, []policy.Flow{named})
+	return f.open(v, []policy.Flow{named})
 }
 
 var past = time.Unix(1, 0)
@@ -346,11 +351,14 @@ func (f *flow) readHello() ([]byte, *peer, error) {
 	var p *peer
 	if v.Inspect {
 		p = &peer{name: hello.Name, flows: flows}
+		f.charged.Store(nil)
+		return raw, p, f.allow(v, flows) // its requests count in the budgets of rules
 	}
-	return raw, p, f.allow(v, flows)
+	return raw, p, f.open(v, flows)
 }
 
-// dial connects to the address that the client asked for.
+// dial connects to the address that the client asked for, or to the service of the host that its
+// port stands for.
 func (f *flow) dial() error {
 	f.dialBy.Store(f.n.opts.Now().Add(f.n.limits.dial).UnixNano())
 	defer f.dialBy.Store(0)
@@ -358,16 +366,23 @@ func (f *flow) dial() error {
 	if err != nil {
 		return err
 	}
-	c, err := f.n.opts.Dial(f.ctx, to)
+	if to.Socket != "" {
+		c, err := f.n.opts.DialSocket(f.ctx, f.dst.Port())
+		if err != nil {
+			return fmt.Errorf("connect to %s: %w", to.Target(), err)
+		}
+		return f.attach(socket{c, to})
+	}
+	c, err := f.n.opts.Dial(f.ctx, to.Address)
 	if err != nil {
-		return fmt.Errorf("connect to %s: %w", to, err)
+		return fmt.Errorf("connect to %s: %w", to.Address, err)
 	}
 	return f.attach(c)
 }
 
 // attach makes a connection the flow's other side.
-func (f *flow) attach(c *net.TCPConn) error {
-	_ = c.SetLinger(0) // as for the client
+func (f *flow) attach(c conn) error {
+	linger(c, 0) // as for the client
 	s, err := newStream(c)
 	if err != nil {
 		_ = c.Close()
@@ -452,6 +467,10 @@ func (f *flow) spend(n int) error {
 	if reason := f.n.ledger.sent(n); reason != "" {
 		return refuse("%s", reason)
 	}
+	if err := f.charged.Load().sent(n); err != nil {
+		f.n.ledger.out.Add(-int64(n))
+		return err
+	}
 	return nil
 }
 
@@ -459,6 +478,10 @@ func (f *flow) gain(n int) error {
 	f.touch()
 	if reason := f.n.ledger.received(n); reason != "" {
 		return refuse("%s", reason)
+	}
+	if err := f.charged.Load().received(n); err != nil {
+		f.n.ledger.in.Add(-int64(n))
+		return err
 	}
 	return nil
 }
@@ -507,6 +530,9 @@ func (f *flow) expire(now time.Time) {
 func (f *flow) review(p *policy.Policy) {
 	f.mu.Lock()
 	checked := f.checked
+	if c := f.charged.Load(); c != nil {
+		f.charged.Store(&charge{c.flows, c.method, c.path, f.n.rules.Load().charged(c.flows, c.method, c.path)})
+	}
 	f.mu.Unlock()
 	if len(checked) == 0 {
 		return // it asks the new policy
@@ -533,10 +559,10 @@ func (f *flow) abort(reason error) {
 	server := f.server
 	f.mu.Unlock()
 	f.cancel()
-	_ = f.client.conn.SetLinger(0) // fails on a connection that is gone
+	linger(f.client.conn, 0)
 	_ = f.client.conn.Close()
 	if server != nil {
-		_ = server.conn.SetLinger(0) // as above
+		linger(server.conn, 0)
 		_ = server.conn.Close()
 	}
 }
@@ -559,6 +585,18 @@ func (f *flow) allow(v policy.Verdict, flows []policy.Flow) error {
 		return refuse("%s", reason)
 	}
 	return nil
+}
+
+// open allows a connection whose requests are not read, and counts it in the budgets of rules.
+func (f *flow) open(v policy.Verdict, flows []policy.Flow) error {
+	if err := f.allow(v, flows); err != nil {
+		return err
+	}
+	c, err := f.charge(charge{flows: flows}, 0)
+	if err == nil {
+		f.charged.Store(c)
+	}
+	return err
 }
 
 // refuse returns the refusal of a name that the client sent, which is kept for the record.

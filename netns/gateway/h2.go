@@ -258,6 +258,8 @@ type exchange2 struct {
 	event   Event
 	out     atomic.Int64
 	in      int64
+	charge  *charge               // in the budgets of rules
+	over    atomic.Pointer[error] // of one of these, about the request's body
 }
 
 // check asks the policy about the request.
@@ -286,7 +288,7 @@ func (x *exchange2) check() (err error) {
 		}
 	}
 	var v policy.Verdict
-	v, x.event.Secret, err = x.judge(q)
+	v, x.event.Secret, x.charge, err = x.judge(q, x.headSize()+max(0, x.r.ContentLength))
 	x.event.Rule = v.Rule
 	if err == nil && x.failed != nil {
 		x.event.Secret = "" // it goes nowhere
@@ -302,8 +304,18 @@ func (x *exchange2) pass(ctx context.Context) (answered bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	if err := x.charge.sent(int(x.headSize())); err != nil {
+		return false, err
+	}
+	defer func() {
+		if over := x.over.Load(); over != nil && err != nil {
+			err = *over
+		}
+	}()
 	response, err := c.RoundTrip(x.outgoing(ctx))
 	switch {
+	case err != nil && x.over.Load() != nil:
+		return false, err
 	case err != nil && x.r.Context().Err() != nil:
 		return true, x.cancelled()
 	case err != nil:
@@ -313,6 +325,9 @@ func (x *exchange2) pass(ctx context.Context) (answered bool, err error) {
 		return false, fmt.Errorf("read the response of %s: it has the status %d", x.dst, response.StatusCode)
 	}
 	defer response.Body.Close()
+	if err := x.charge.received(fieldsSize(response.Header)); err != nil {
+		return false, err
+	}
 	x.event.Status = response.StatusCode
 	header := x.w.Header()
 	x.copyFields(header, response.Header, "")
@@ -338,6 +353,9 @@ func (x *exchange2) pass(ctx context.Context) (answered bool, err error) {
 		return true, err
 	}
 	prefix := ""
+	if err := x.charge.received(fieldsSize(response.Trailer)); err != nil {
+		return true, err
+	}
 	if len(response.Trailer) != announced {
 		prefix = http.TrailerPrefix // for those that were not announced
 	}
@@ -370,7 +388,7 @@ func (x *exchange2) outgoing(ctx context.Context) *http.Request {
 		Method: x.r.Method, Host: x.r.Host, Header: header, ContentLength: x.r.ContentLength, Trailer: x.r.Trailer,
 		// An opaque URL is sent as it is: the server gets the target that was judged.
 		URL:  &url.URL{Scheme: "https", Host: x.r.Host, Opaque: x.request.Target},
-		Body: &countedBody{x.r.Body, &x.out},
+		Body: &countedBody{x.r.Body, x},
 	}
 	if x.r.ContentLength == 0 {
 		out.Body = nil
@@ -378,15 +396,43 @@ func (x *exchange2) outgoing(ctx context.Context) *http.Request {
 	return out.WithContext(ctx)
 }
 
+// A countedBody is the body of a request.
 type countedBody struct {
 	io.ReadCloser
-	n *atomic.Int64
+	x *exchange2
 }
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	b.n.Add(int64(n))
+	size := n
+	if errors.Is(err, io.EOF) {
+		size += fieldsSize(b.x.r.Trailer)
+	}
+	if over := b.x.charge.sent(size); over != nil {
+		b.x.over.Store(&over)
+		return 0, over
+	}
+	b.x.out.Add(int64(n))
 	return n, err
+}
+
+// headSize returns the size of the request's head, at least that of its compressed form.
+func (x *exchange2) headSize() int64 {
+	size := len(x.r.Method) + len(x.r.Host) + len(x.r.RequestURI)
+	for _, f := range x.request.Fields {
+		size += len(f.Name) + len(f.Value)
+	}
+	return int64(size)
+}
+
+// fieldsSize returns the size of fields, at least that of their compressed form.
+func fieldsSize(all http.Header) (size int) {
+	for name, values := range all {
+		for _, v := range values {
+			size += len(name) + len(v)
+		}
+	}
+	return size
 }
 
 // copyFields adds fields of the server without those of its connection.
@@ -413,6 +459,9 @@ func (x *exchange2) copyBody(from io.Reader, flusher *http.ResponseController, w
 		n, err := from.Read((*buf)[:copySize])
 		if n > 0 {
 			x.in += int64(n)
+			if err := x.charge.received(n); err != nil {
+				return err
+			}
 			if _, err := x.w.Write((*buf)[:n]); err != nil {
 				return fmt.Errorf("pass the response on: %w", err)
 			}

@@ -139,7 +139,10 @@ func (p *proxy) serverGone(err error) bool {
 // admitRequest asks the policy about a request, puts a secret into it, whose name it returns, and
 // dials for the first one.
 func (p *proxy) admitRequest(q *sniff.Request) (secret string, err error) {
-	_, secret, err = p.judge(q)
+	_, secret, c, err := p.judge(q, int64(len(q.Raw))+max(0, q.Body.Length))
+	if err == nil {
+		p.charged.Store(c)
+	}
 	if err != nil || p.ended != nil {
 		return secret, err
 	}
@@ -153,17 +156,25 @@ func (p *proxy) admitRequest(q *sniff.Request) (secret string, err error) {
 	return secret, nil
 }
 
-// judge asks the policy about a request, and puts secrets into it.
-func (f *flow) judge(q *sniff.Request) (v policy.Verdict, secret string, err error) {
-	flows, v := f.n.request(f.dst, f.peer, q)
+// judge asks the policy about a request of a size, counts it in the budgets of rules, and puts
+// secrets into it.
+func (f *flow) judge(q *sniff.Request, size int64) (v policy.Verdict, secret string, c *charge, err error) {
+	flows, v, inspect := f.n.request(f.dst, f.peer, q)
 	if !v.Allow {
-		return v, "", &refusal{Verdict: v}
+		return v, "", nil, &refusal{Verdict: v}
 	}
 	if err := f.allow(v, flows); err != nil {
-		return v, "", err
+		return v, "", nil, err
+	}
+	of := charge{flows: flows}
+	if inspect {
+		of.method, of.path = q.Method, q.Path
+	}
+	if c, err = f.charge(of, size); err != nil {
+		return v, "", nil, err
 	}
 	secret, err = f.n.putSecrets(f.dst, f.peer, q)
-	return v, secret, err
+	return v, secret, c, err
 }
 
 // exchange passes one request on and waits for the end of its response. It returns errLast if no
@@ -207,8 +218,9 @@ func (p *proxy) exchange(q *sniff.Request, secret string) error {
 	event.note(err)
 	p.n.record(event)
 	p.isRecorded()
-	if !fatal && event.Allow && p.in.Load() == 0 {
-		return errors.Join(err, p.respond(q, http.StatusBadGateway, err.Error(), ""))
+	if !fatal && (event.Allow && p.in.Load() == 0 || !event.Allow && p.in.Load() == in) {
+		status, reason, rule := verdictOf(err)
+		return errors.Join(err, p.respond(q, status, reason, rule))
 	}
 	return err
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -63,7 +62,7 @@ func (f *flow) inspect(hello []byte, p *peer) error {
 	}
 	f.peer = p
 	i := &inspection{flow: f}
-	conn := &prefixed{TCPConn: f.client.conn, from: io.MultiReader(bytes.NewReader(hello), f.client.reader())}
+	conn := &prefixed{conn: f.client.conn, from: io.MultiReader(bytes.NewReader(hello), f.client.reader())}
 	if err := f.waitHead(); err != nil {
 		return err
 	}
@@ -84,7 +83,7 @@ func (f *flow) inspect(hello []byte, p *peer) error {
 
 // A prefixed connection returns bytes again that were read from it.
 type prefixed struct {
-	*net.TCPConn
+	conn
 	from io.Reader
 }
 

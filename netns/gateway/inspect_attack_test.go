@@ -88,7 +88,7 @@ func (c *h2client) wait(stream uint32) string {
 		switch f := f.(type) {
 		case *http2.SettingsFrame:
 			if !f.IsAck() {
-				_ = c.WriteSettingsAck() // as above
+				_ = c.WriteSettingsAck() // an end of the connection is seen by the next read
 			}
 		case *http2.HeadersFrame:
 			fields, err := c.dec.DecodeFull(f.HeaderBlockFragment())

@@ -733,3 +733,68 @@ func parse(t testing.TB, doc string) *policy.Policy {
 	}
 	return p
 }
+
+// A path with segments "." reaches the server without them, as the rules have read it, and rules
+// for paths are not evaded by them. Where no rule reads requests, it is left as it is.
+func TestDotsInPaths(t *testing.T) {
+	w := newInspected(t)
+	const doc = `
+version: 1
+rules:
+- {name: repo, allow: api.test, ports: [80, 443], inspect: true, paths: [/repo/*]}
+- {name: shut, deny: api.test, inspect: true, paths: [/repo/private/*]}
+- {name: plain, allow: web.test}
+`
+	p, err := policy.Parse([]byte(doc))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.n.SetPolicy(p)
+	tell := func(rw http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(rw, r.RequestURI) }
+	w.http("93.184.215.21:80", tell)
+	w.http("93.184.215.14:80", tell)
+	w.secure("93.184.215.21:443", "api.test", tell, "h2", "http/1.1")
+	for _, origin := range []string{"http://api.test", "https://api.test"} {
+		for _, protocols := range [][]string{{"http/1.1"}, {"h2"}} {
+			c := w.client()
+			if origin == "https://api.test" {
+				c = w.trusting(protocols...)
+			}
+			for path, want := range map[string]string{
+				"/repo/./Packages": "/repo/Packages", "/./repo/./a/.?x=/./": "/repo/a/?x=/./", "/repo/a": "/repo/a",
+				"/repo/./private/x": "", "/repo/private/./x": "", "/./private": "", "/repo/../x": "", "/repo/%2e/private/x": "", "/repo/./../private/x": "",
+			} {
+				q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, origin, http.NoBody)
+				if err != nil {
+					t.Fatal(err)
+				}
+				q.URL.Opaque = path // as it is
+				response, err := c.Do(q)
+				if err != nil {
+					t.Fatal(err)
+				}
+				body, err := io.ReadAll(response.Body)
+				_ = response.Body.Close()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if want != "" && (response.StatusCode != http.StatusOK || string(body) != want) || want == "" && response.StatusCode != http.StatusForbidden {
+					t.Errorf("%s%s over %v: %d %q, want %q", origin, path, protocols, response.StatusCode, body, want)
+				}
+			}
+		}
+	}
+	q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://web.test", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.URL.Opaque = "/./x/../y"
+	response, err := w.client().Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if body, err := io.ReadAll(response.Body); err != nil || string(body) != "/./x/../y" {
+		t.Errorf("unread: %q, %v", body, err)
+	}
+}

@@ -494,8 +494,8 @@ func TestLegitimate(t *testing.T) {
 	}
 }
 
-// Java asks for HTTP/2 with the first request of a connection. The server is not told, and the
-// request stays what it is.
+// Java asks for HTTP/2 with the first request of a connection. The server gets the request without
+// that, and otherwise unchanged.
 func TestUpgradeToH2CIsIgnored(t *testing.T) {
 	w := newWorld(t, attacked)
 	w.host("web.test", "93.184.215.14")

@@ -119,7 +119,7 @@ func (m *memory) forget(e *list.Element) {
 func (m *memory) namesOf(addr netip.Addr) []policy.Name {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for e := m.order.Front(); e != nil && m.now().Sub(e.Value.(*remembered).at) >= retention; e = m.order.Front() { //nolint:forcetypeassert // as above
+	for e := m.order.Front(); e != nil && m.now().Sub(e.Value.(*remembered).at) >= retention; e = m.order.Front() { //nolint:forcetypeassert // the list holds nothing else
 		m.forget(e)
 	}
 	return slices.Clone(m.names[addr])

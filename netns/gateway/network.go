@@ -22,7 +22,7 @@ type Options struct {
 	ID     string
 	Policy *policy.Policy
 	Budget Budget
-	// Spent is what an earlier process has used of the budget.
+	// Spent is the part of the budget that earlier processes have used. It counts as used here.
 	Spent Spent
 	// IPv6 reports that the host reaches the Internet over IPv6. Without it no name has an AAAA
 	// record: clients would try those addresses first.
@@ -33,6 +33,9 @@ type Options struct {
 	Lookup func(ctx context.Context, network string, name policy.Name) ([]netip.Addr, error)
 	// Dial connects to exactly this address. Nil stands for a connection from this process.
 	Dial func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
+	// DialSocket connects to the service with this port, which the policy has at a Unix socket. Only
+	// the caller knows the path. Nil: there are no such services.
+	DialSocket func(ctx context.Context, port uint16) (*net.UnixConn, error)
 	// Peers are other sandboxes that this one reaches by name; nil if it is in no named network.
 	Peers *Peers
 	// Own reports whether an address is one of the host itself, to which no connection leads. Nil asks
@@ -46,14 +49,14 @@ type Options struct {
 	Roots *x509.CertPool
 	// Secrets are put into requests that are read within TLS.
 	Secrets []Secret
-	// Quarantined refuses everything unread: connections are reset, and questions get SERVFAIL. Nothing
-	// is recorded.
+	// Quarantined refuses everything unread: connections are reset, and questions get SERVFAIL.
+	// Nothing is recorded.
 	Quarantined bool
-	// Pool bounds the descriptors of the network, with those of others of the process. Nil stands for
-	// no bound but the network's own.
+	// Pool bounds the descriptors of all networks of the process together. If it is nil, only the
+	// bounds of each network hold.
 	Pool *Pool
-	// Record gets the events of the network in their order, those of some milliseconds together. While
-	// it blocks, a bounded number is queued and the rest is dropped; see [Event.Lost].
+	// Record gets the events of the network in their order, several within some milliseconds at once.
+	// While it blocks, a bounded number is queued and the rest is dropped; see [Event.Lost].
 	Record func([]Event)
 	// Now and Ticks are the clock. Nil stands for the host's, with a tick each second. At each tick
 	// connections that are too slow are ended.
@@ -85,6 +88,7 @@ type Network struct {
 	secrets  atomic.Pointer[secretSet]
 	memory   *memory
 	ledger   *ledger
+	rules    atomic.Pointer[rules] // with budgets
 	places   share
 	recorder *recorder
 	lookups  chan struct{}
@@ -129,6 +133,7 @@ func newNetwork(opts Options, l limits) *Network {
 		destination: func(c *net.TCPConn) netip.AddrPort { return unmapped(c.LocalAddr().(*net.TCPAddr).AddrPort()) }, //nolint:forcetypeassert // it is a TCPConn
 	}
 	n.policy.Store(opts.Policy)
+	n.rules.Store(n.newRules(opts.Policy, nil, opts.Spent.Rules))
 	n.secrets.Store(&secretSet{current: opts.Secrets})
 	if opts.CA != nil {
 		n.tls = newEndpoint(opts)
@@ -154,15 +159,18 @@ func dialExactly(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
 	}
 	t := c.(*net.TCPConn) //nolint:forcetypeassert // of the network tcp
 	// The kernel connects to loopback in the place of the unspecified address.
-	if got := unmapped(t.RemoteAddr().(*net.TCPAddr).AddrPort()); got != addr { //nolint:forcetypeassert // as above
+	if got := unmapped(t.RemoteAddr().(*net.TCPAddr).AddrPort()); got != addr { //nolint:forcetypeassert // a *net.TCPConn has no other
 		_ = t.Close()
 		return nil, fmt.Errorf("connected to %s in the place of %s", got, addr)
 	}
 	return t, nil
 }
 
-// SetPolicy replaces the policy. Connections that the new one refuses are reset.
+// SetPolicy replaces the policy. Connections that the new one refuses are reset. A rule with a
+// budget goes on from what the one before with its name has used. What rules that are gone have
+// used is forgotten.
 func (n *Network) SetPolicy(p *policy.Policy) {
+	n.rules.Store(n.newRules(p, n.rules.Load(), nil))
 	n.policy.Store(p)
 	n.memory.forgetAnswers()
 	for _, f := range n.all() {
@@ -250,6 +258,16 @@ func (n *Network) wake() {
 func (n *Network) record(e Event) {
 	e.Network = n.opts.ID
 	e.Reason = n.redact(e.Reason) // a server may have sent a part of it
+	rules := n.rules.Load()
 	e.Spent = n.ledger.spent()
-	n.recorder.add(e)
+	if all := rules.report(); len(all) > 0 {
+		if e.Spent == nil {
+			e.Spent = new(Spent)
+		}
+		e.Spent.Rules = all
+	}
+	if !n.recorder.add(e) && e.Spent != nil {
+		n.ledger.untell(e.Spent.Known)
+		rules.untell(e.Spent.Rules)
+	}
 }

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownedByHost reports whether an address is the host's own, so that a connection to it stays in the
-// host and passes by a firewall for other machines. It asks the kernel for the route by connecting
-// sockets of UDP, which sends nothing and needs no privilege. To bind one would ask too, but is
-// allowed for every address where net.ipv4.ip_nonlocal_bind is set.
+// ownedByHost reports whether an address belongs to the host itself, so that a connection to it
+// stays in the host and does not pass a firewall for other machines. It asks the kernel for the
+// route by connecting sockets of UDP, which sends nothing and needs no privilege. A bind would tell
+// too, but succeeds for every address where net.ipv4.ip_nonlocal_bind is set.
 func ownedByHost(addr netip.Addr) (own bool, err error) {
 	probe := ownedIPv6
 	if addr = addr.Unmap(); addr.Is4() {
@@ -27,10 +27,11 @@ func ownedByHost(addr netip.Addr) (own bool, err error) {
 // discard is the port that probes are connected to: any but 0.
 const discard = 9
 
-// ownedIPv4 looks whether the kernel routes from 127.0.0.1 to the address. It does so only to its
-// own, whether an interface has the address or a local route covers it. Where route_localnet is
-// set, as Kubernetes does, it does so to all, and the routes of the two differ in their MTU. The
-// source address alone would not do: that for a second address of an interface is the first one.
+// ownedIPv4 looks whether the kernel routes from 127.0.0.1 to the address. It does so only to
+// addresses of the host, whether an interface has the address or a local route covers it. Where
+// route_localnet is set, as Kubernetes does, it routes to all addresses, but with another MTU than
+// on lo. The source address alone would not do: for the second address of an interface it is the
+// first.
 func ownedIPv4(addr netip.Addr) (bool, error) {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -53,9 +54,9 @@ func ownedIPv4(addr netip.Addr) (bool, error) {
 	return mtu[0] == mtu[1], nil
 }
 
-// ownedIPv6 looks whether the kernel takes the address as the source for itself, as it does for one
-// of an interface (RFC 6724 section 5 rule 1). Addresses that only a local route covers are known
-// by the MTU, which is larger than that of any device but lo.
+// ownedIPv6 looks whether the kernel chooses the address as its own source, as it does for an
+// address of an interface (RFC 6724 section 5 rule 1). Addresses that only a local route covers are
+// known by the MTU, which is larger than the MTU of any device but lo.
 func ownedIPv6(addr netip.Addr) (bool, error) {
 	s, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -47,9 +47,9 @@ func inNamespace(t *testing.T) bool {
 	return false
 }
 
-// The host's own addresses are known in each form that the kernel has: of an interface, the second
-// of one, of another interface, and covered by a local route alone. Addresses elsewhere are not
-// taken for them, whatever the sysctls say.
+// ownedByHost knows an own address in each form that the kernel has: of an interface, the second of
+// one, of another interface, and covered by a local route alone. It takes no address elsewhere for
+// one, whatever the sysctls say.
 func TestOwnedByHost(t *testing.T) {
 	if !inNamespace(t) {
 		return
@@ -184,7 +184,7 @@ func TestOwnAddressesAreRefused(t *testing.T) {
 	})
 }
 
-// Nor does one where TLS ends here. The client is told the reason.
+// A rule that reads requests within TLS opens no own address either. The client is told the reason.
 func TestOwnAddressesAreRefusedWithinTLS(t *testing.T) {
 	for name, offered := range protocols {
 		t.Run(name, func(t *testing.T) {

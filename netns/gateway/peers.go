@@ -17,28 +17,33 @@ import (
 // A Peer is another sandbox that shares a named network with this one.
 type Peer struct {
 	Name    string     // of the sandbox
-	Network string     // the one that both are in
+	Network string     // of both
 	Addr    netip.Addr // of [policy.PeerAddresses]
 }
 
 // ErrNoPeer is the error of a name or address that is of no running sandbox in a common network.
 var ErrNoPeer = errors.New("no running sandbox of a common network has this address")
 
-// Peers are the other sandboxes that a network reaches by name. The policy is not asked about them:
-// membership decides, which the caller knows. The gateway keeps nothing about them.
+// Refused is the error of a connection to a peer that a bound refuses: the reason.
+type Refused string
+
+func (r Refused) Error() string { return string(r) }
+
+// Peers are the other sandboxes that a network reaches by name. Membership decides, which the
+// caller knows; the policy is not asked. The gateway keeps nothing about them.
 type Peers struct {
 	// Networks are the names of the named networks that the sandbox is in.
 	Networks []string
 	// Find returns the peer with a name, or ErrNoPeer. It is asked about names of the forms NAME,
 	// NAME.NETWORK and NAME.NETWORK.internal only.
 	Find func(ctx context.Context, name policy.Name) (Peer, error)
-	// Dial connects to the peer with an address, or returns ErrNoPeer. The peer is valid with every
-	// other error too.
+	// Dial connects to the peer with an address, or returns ErrNoPeer or Refused. The peer is valid
+	// with every other error too.
 	Dial func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, Peer, error)
 }
 
-// mayHave reports whether a name has a form of the names of peers. Other names never leave the
-// gateway for the daemon.
+// mayHave reports whether a name has a form of the names of peers. The daemon is asked about no
+// other.
 func (p *Peers) mayHave(name policy.Name) bool {
 	if p == nil || name == hostName {
 		return false
@@ -70,7 +75,7 @@ func (n *Network) answerPeer(q *query, name policy.Name, event Event, limit int)
 		return reply
 	case err != nil:
 		return q.reply(dnsmessage.RCodeServerFailure, nil, "", limit)
-	case q.question.Class != dnsmessage.ClassINET, t >= 249, t == dnsmessage.TypeOPT: // as for other names
+	case q.question.Class != dnsmessage.ClassINET, t >= 249, t == dnsmessage.TypeOPT: // zone transfers and ANY among them
 		return q.reply(dnsmessage.RCodeNotImplemented, nil, "", limit)
 	case t != dnsmessage.TypeA:
 		return q.reply(dnsmessage.RCodeSuccess, nil, "", limit)
@@ -79,8 +84,8 @@ func (n *Network) answerPeer(q *query, name policy.Name, event Event, limit int)
 	return q.reply(dnsmessage.RCodeSuccess, []netip.Addr{peer.Addr}, "", limit)
 }
 
-// isPeer reports whether a connection leads to a named network. Without one, a policy may name the
-// range.
+// isPeer reports whether a connection leads to a named network. For a sandbox in none, a policy may
+// allow addresses of the range.
 func (n *Network) isPeer(dst netip.AddrPort) bool {
 	return n.opts.Peers != nil && policy.PeerAddresses.Contains(dst.Addr())
 }
@@ -100,6 +105,8 @@ func (f *flow) servePeer() error {
 	f.dialBy.Store(0)
 	if errors.Is(err, ErrNoPeer) {
 		return f.refuseEarly(refuse("%v", ErrNoPeer))
+	} else if refused, ok := errors.AsType[Refused](err); ok {
+		return f.refuseEarly(refuse("%v", refused))
 	}
 	f.notePeer(peer)
 	if err != nil {
@@ -111,8 +118,8 @@ func (f *flow) servePeer() error {
 	return f.relay(f.goDown())
 }
 
-// notePeer keeps the peer for the record. A change of the policy does not end the flow: nothing is
-// noted that it could refuse.
+// notePeer keeps the peer for the record. It notes no flow of a policy, so that no change of the
+// policy ends the connection.
 func (f *flow) notePeer(peer Peer) {
 	name, err := policy.ParseName(peer.Name)
 	if err != nil { // it has an underscore, say, and was reached by its address

@@ -19,6 +19,7 @@ import (
 const (
 	webAddr  = "198.18.3.4"
 	deadAddr = "198.18.3.5"
+	fullAddr = "198.18.3.6"
 	goneAddr = "198.19.255.254"
 )
 
@@ -48,19 +49,11 @@ func joined(t *testing.T, doc string, change ...func(*Options, *limits)) (*world
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				_, _ = io.Copy(c, c)
-			}()
-		}
-	}()
+	wait := acceptAll(l, echoServer)
+	t.Cleanup(func() { // the network is closed before, which ends the connections
+		_ = l.Close()
+		wait()
+	})
 	asked := new(asks)
 	all := []Peer{{"web", "front", netip.MustParseAddr(webAddr)}, {"Dead_1", "back", netip.MustParseAddr(deadAddr)}}
 	peers := &Peers{
@@ -86,6 +79,8 @@ func joined(t *testing.T, doc string, change ...func(*Options, *limits)) (*world
 				return c.(*net.TCPConn), all[0], nil
 			case deadAddr:
 				return nil, all[1], errors.New("connection refused")
+			case fullAddr:
+				return nil, Peer{}, Refused("too many at once")
 			}
 			return nil, Peer{}, ErrNoPeer
 		},
@@ -98,8 +93,8 @@ func joined(t *testing.T, doc string, change ...func(*Options, *limits)) (*world
 
 const joinedPolicy = "version: 1\nrules:\n- {name: ours, allow: [public.test, intranet, front]}\n- {name: range, allow: 198.18.0.0/15, ports: any}\n- {name: no, deny: [web, 198.18.3.4/32], ports: any}\n"
 
-// Names of peers are answered by the one that knows the peers, also where the policy denies them;
-// all others by the policy, of which only those that look like a peer's were asked about.
+// Peers.Find answers names of peers, also where the policy denies them. The policy answers all
+// others. Find is asked only about names that have a form of the names of peers.
 func TestPeersAreResolved(t *testing.T) {
 	w, asked := joined(t, joinedPolicy)
 	w.host("intranet", "93.184.215.16")
@@ -156,14 +151,14 @@ func TestPeersAreResolved(t *testing.T) {
 	}
 }
 
-// Without a named network no name and no address is a peer's.
+// Without a named network no name and no address belongs to a peer.
 func TestNoPeersWithoutANetwork(t *testing.T) {
 	w := newWorld(t, joinedPolicy)
 	w.host("web", "93.184.215.14")
 	if code, addrs := w.resolve("web", dnsmessage.TypeA); code != dnsmessage.RCodeNameError || len(addrs) != 0 {
 		t.Errorf("%v, %v", code, addrs)
 	}
-	w.raw("198.18.9.9:7000", func(c *net.TCPConn) { _, _ = io.Copy(c, c) })
+	w.raw("198.18.9.9:7000", echoServer)
 	c := w.dial("198.18.9.9:7000")
 	if err := talk(c, "by the policy's rule"); err != nil {
 		t.Error(err)
@@ -212,11 +207,13 @@ func TestPeersAreReached(t *testing.T) {
 			if e := w.event(); e.Rule != "network back" || e.Name != "" || !e.Allow || !strings.Contains(e.Reason, "connect to Dead_1 port 7000: connection refused") {
 				t.Errorf("recorded: %+v", e)
 			}
-			for _, at := range []string{goneAddr + ":7000", "198.18.0.0:1", "198.18.3.3:443"} {
+			for at, reason := range map[string]string{
+				goneAddr + ":7000": ErrNoPeer.Error(), "198.18.0.0:1": ErrNoPeer.Error(), "198.18.3.3:443": ErrNoPeer.Error(), fullAddr + ":7000": "too many at once",
+			} {
 				if _, reset := w.reset(at); !reset {
 					t.Errorf("%s: not reset", at)
 				}
-				if e := w.event(); e.Rule != "" || e.Allow || e.Reason != ErrNoPeer.Error() {
+				if e := w.event(); e.Rule != "" || e.Allow || e.Reason != reason {
 					t.Errorf("%s: recorded: %+v", at, e)
 				}
 			}
@@ -261,5 +258,23 @@ func TestBudgetsOfPeers(t *testing.T) {
 				t.Errorf("asked for %v", all)
 			}
 		})
+	}
+}
+
+// A peer counts once in the budget of hosts, also where the gateway is restarted.
+func TestPeersCountOnceAfterARestart(t *testing.T) {
+	var spent Spent
+	for life := range 2 {
+		w, _ := joined(t, "version: 1\nrules: []\n", func(o *Options, _ *limits) { o.Budget, o.Spent = Budget{Hosts: 1}, spent })
+		c := w.dial(webAddr + ":7000")
+		if err := talk(c, "4444"); err != nil {
+			t.Fatalf("life %d: %v", life, err)
+		}
+		_ = c.Close()
+		e := w.event()
+		if e.Spent == nil || e.Spent.Hosts != 1 {
+			t.Fatalf("life %d: %+v", life, e)
+		}
+		spent = *e.Spent
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"math"
-	"net"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -100,7 +99,7 @@ func (f *flow) splice(from, to *stream, account func(int) error, passed *atomic.
 	case err != nil:
 		return err
 	case spliceErr != nil:
-		return &net.OpError{Op: "read", Net: "tcp", Addr: from.conn.RemoteAddr(), Err: spliceErr}
+		return opError("read", from, spliceErr)
 	case size == 0:
 		return io.EOF
 	}
@@ -116,7 +115,7 @@ func (f *flow) splice(from, to *stream, account func(int) error, passed *atomic.
 		if err != nil {
 			return err
 		} else if spliceErr != nil {
-			return &net.OpError{Op: "write", Net: "tcp", Addr: to.conn.RemoteAddr(), Err: spliceErr}
+			return opError("write", to, spliceErr)
 		}
 		passed.Add(n)
 		if size -= n; size > 0 {

@@ -15,7 +15,8 @@ type Pool struct {
 	free int        // places
 }
 
-// A use is what a network needs a place for. A network cannot use up its minimum of one by another.
+// A use is a purpose of a place: each has its own guaranteed number, so that a network cannot use
+// up its minimum for one purpose by another.
 type use int
 
 const (
@@ -34,7 +35,8 @@ const (
 	// minimum is the number of descriptors of each network: three sockets, one for each of two
 	// listeners, five places.
 	minimum = 3 + 2 + 5*placeSize
-	// maxNetworks is more than the daemon has sandboxes. The rest of a high limit is the pool's.
+	// maxNetworks exceeds the number of sandboxes of a daemon. Descriptors of a high limit that so
+	// many minima leave over belong to the pool.
 	maxNetworks = 2048
 )
 
@@ -49,7 +51,7 @@ func NewPool(descriptors uint64) *Pool {
 // Networks returns the number of networks that have their minimum.
 func (p *Pool) Networks() int { return p.networks }
 
-// A share counts the places of one network. That of a nil pool is unbounded.
+// A share counts the places of one network. Without a pool it is unbounded.
 type share struct {
 	pool   *Pool
 	used   [uses]int

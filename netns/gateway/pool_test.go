@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -271,7 +272,7 @@ func TestBudgetGoesOn(t *testing.T) {
 	if _, reset := w.reset("10.1.0.9:9000"); !reset {
 		t.Error("a fourth host")
 	}
-	if e := w.event(); e.Reason != "the budget of 3 hosts is used up" || !reflect.DeepEqual(e.Spent, &Spent{BytesOut: 10, BytesIn: 3, Connections: 4, Hosts: 3, Queries: 4, NameBytes: 99}) {
+	if e := w.event(); e.Reason != "the budget of 3 hosts is used up" || !reflect.DeepEqual(e.Spent, &Spent{BytesOut: 10, BytesIn: 3, Connections: 4, Hosts: 3, Known: []string{"10.1.0.8"}, Queries: 4, NameBytes: 99}) {
 		t.Errorf("%+v, %+v", e, e.Spent)
 	}
 	if _, reset := w.reset("10.1.0.7:9000"); !reset {
@@ -290,9 +291,22 @@ func TestBudgetGoesOn(t *testing.T) {
 // The clock of a network without connections stands still, and runs when there is one.
 func TestIdleNetworksSleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := New(Options{ID: "box", Record: func([]Event) {}})
+		var looks atomic.Int64 // at the clock, by the sweep alone
+		n := New(Options{ID: "box", Record: func([]Event) {}, Now: func() time.Time {
+			looks.Add(1)
+			return time.Now()
+		}})
 		defer n.Close()
-		time.Sleep(time.Minute)
+		sleeps := func() {
+			t.Helper()
+			time.Sleep(2500 * time.Millisecond) // between ticks; it notices that there are no connections
+			before := looks.Load()
+			time.Sleep(time.Hour)
+			if n := looks.Load() - before; n > 0 {
+				t.Errorf("it woke up %d times", n)
+			}
+		}
+		sleeps()
 		f := &flow{n: n, client: &stream{conn: new(net.TCPConn)}, cancel: func() {}}
 		f.deadline.Store(time.Now().Add(time.Minute).UnixNano())
 		n.mu.Lock()
@@ -307,6 +321,7 @@ func TestIdleNetworksSleep(t *testing.T) {
 		n.mu.Lock()
 		delete(n.flows, f)
 		n.mu.Unlock()
+		sleeps()
 	})
 }
 

@@ -248,7 +248,7 @@ var anyPublic = netip.AddrFrom4([4]byte{1, 1, 1, 1})
 func (s *bound) covers(of *peer, port uint16, q *sniff.Request) bool {
 	f := policy.Flow{Protocol: policy.TCP, Name: s.host, Addr: anyPublic, Port: port}
 	echoed := q.Method == "TRACE" || q.Method == "TRACK" // servers answer these with the request itself
-	return of != nil && of.name == s.host && !echoed && q.PathError == nil && q.Rewrites == "" && s.requests.Request(f, q.Method, q.Path).Allow
+	return of != nil && of.name == s.host && !echoed && q.PathError == nil && !q.Dotted && q.Rewrites == "" && s.requests.Request(f, q.Method, q.Path).Allow
 }
 
 // mentioned reports whether the placeholder stands anywhere in the head of a request.
@@ -332,7 +332,7 @@ func (s *bound) refuse(format string, args ...any) error {
 // secretSet is the secrets of a network at one time.
 type secretSet struct {
 	current []Secret
-	before  []Secret // those of earlier sets, the latest first, which responses under way may still repeat
+	before  []Secret // of earlier sets, the latest first: responses under way may still repeat them
 }
 
 // maxBefore bounds the secrets of earlier sets.

@@ -288,7 +288,7 @@ func TestSecretsAreRedacted(t *testing.T) {
 			}
 		})
 	}
-	// Nor does one that a failure quotes.
+	// A secret that a server quotes in a failure does not reach it either.
 	w := newInspected(t, secrets(bind(t, Binding{}, Bearer(token))))
 	w.raw("93.184.215.14:80", answers("HTTP/1.1 200 OK\r\nContent-Length: "+token+"\r\n\r\n"))
 	if p, body := send(t, w.client(), "GET", "http://web.test/", nil); p.StatusCode != 502 || strings.Contains(body, token) || !strings.Contains(body, "[secret key]") {

@@ -10,22 +10,67 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
 const bufferSize = 64 << 10
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, bufferSize); return &b }}
 
+// A conn is the connection of a stream: a [*net.TCPConn], or a socket.
+type conn interface {
+	net.Conn
+	syscall.Conn
+	CloseWrite() error
+}
+
+// A socket is a connection to a service at a Unix socket of the host. Its errors, which sandboxes
+// read, do not have the path.
+type socket struct {
+	*net.UnixConn
+	service policy.Service
+}
+
+// RemoteAddr returns the service as policies name it.
+func (s socket) RemoteAddr() net.Addr { return &net.UnixAddr{Name: s.service.Socket, Net: "unix"} }
+
+func (s socket) Read(b []byte) (int, error) {
+	n, err := s.UnixConn.Read(b)
+	return n, s.nameless(err)
+}
+
+func (s socket) Write(b []byte) (int, error) {
+	n, err := s.UnixConn.Write(b)
+	return n, s.nameless(err)
+}
+
+// nameless replaces the addresses in an error.
+func (s socket) nameless(err error) error {
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		return &net.OpError{Op: op.Op, Net: op.Net, Addr: s.RemoteAddr(), Err: op.Err}
+	}
+	return err
+}
+
+// linger sets what a close of a TCP connection is: a reset with 0, an orderly end with -1. It fails
+// on a connection that is gone. Unix sockets have no reset.
+func linger(c conn, seconds int) {
+	if t, ok := c.(*net.TCPConn); ok {
+		_ = t.SetLinger(seconds)
+	}
+}
+
 // A stream is one side of a flow. Heads are read through a small buffer, bulk through a pooled one
 // that it holds only while there are bytes.
 type stream struct {
-	conn *net.TCPConn
+	conn conn
 	raw  syscall.RawConn
 	head *bufio.Reader // nil until a head is read
 	tls  *tls.Conn     // over conn, if TLS ends here; head then reads from it
 }
 
-func newStream(c *net.TCPConn) (*stream, error) {
+func newStream(c conn) (*stream, error) {
 	raw, err := c.SyscallConn()
 	return &stream{conn: c, raw: raw}, err
 }
@@ -43,12 +88,13 @@ func (s *stream) write(b []byte) (int, error) {
 	return s.conn.Write(b)
 }
 
-// closeWrite ends one direction. A peer that has reset the connection since is seen elsewhere.
+// closeWrite ends one direction. It fails on a connection that the peer has reset, of which the
+// reading side learns too.
 func (s *stream) closeWrite() {
 	if s.tls != nil {
-		_ = s.tls.CloseWrite() // as above
+		_ = s.tls.CloseWrite()
 	}
-	_ = s.conn.CloseWrite() // as above
+	_ = s.conn.CloseWrite()
 }
 
 // reader returns the reader of heads. Bytes that it holds are the first of the next chunk.
@@ -100,9 +146,15 @@ func (s *stream) chunk(limit int64, f func([]byte) error) error {
 	case err != nil:
 		return err
 	case readErr != nil:
-		return &net.OpError{Op: "read", Net: "tcp", Addr: s.conn.RemoteAddr(), Err: readErr}
+		return opError("read", s, readErr)
 	case size == 0:
 		return io.EOF
 	}
 	return f((*buf)[:size])
+}
+
+// opError returns the error of a system call on a stream, as package net has it.
+func opError(op string, s *stream, err error) error {
+	addr := s.conn.RemoteAddr()
+	return &net.OpError{Op: op, Net: addr.Network(), Addr: addr, Err: err}
 }

@@ -190,6 +190,17 @@ func (w *world) raw(dst string, f func(*net.TCPConn)) {
 		w.t.Fatal(err)
 	}
 	w.serve(dst, l.Addr().String())
+	wait := acceptAll(l, f)
+	w.t.Cleanup(func() {
+		_ = l.Close()
+		w.n.Close() // ends connections that f reads from
+		wait()
+	})
+}
+
+// acceptAll calls f for each connection of a listener, and closes the connection afterwards. wait
+// returns when the listener is closed and f has returned for all.
+func acceptAll(l net.Listener, f func(*net.TCPConn)) (wait func()) {
 	var all sync.WaitGroup
 	all.Go(func() {
 		for {
@@ -203,11 +214,7 @@ func (w *world) raw(dst string, f func(*net.TCPConn)) {
 			})
 		}
 	})
-	w.t.Cleanup(func() {
-		_ = l.Close()
-		w.n.Close() // ends connections that f reads from
-		all.Wait()
-	})
+	return all.Wait
 }
 
 // dial connects as a program inside does, to an address.

@@ -19,6 +19,9 @@ type Example struct {
 	Target string
 	// Resolve reports that only the name is resolved; of Flow it alone is set.
 	Resolve bool
+	// Beyond is the budget of a rule that bounds this in the first policy, with its value; empty where
+	// the first policy refuses it.
+	Beyond string
 }
 
 func (e Example) String() string {
@@ -32,6 +35,9 @@ func (e Example) String() string {
 	if e.Target != "" {
 		text += ", which is " + e.Target
 	}
+	if e.Beyond != "" {
+		text += ", beyond " + e.Beyond
+	}
 	return text
 }
 
@@ -44,6 +50,9 @@ const compareWork = 5_000_000
 // Widens reports whether b allows anything that a refuses, with an example. It is exact: names,
 // addresses, ports, methods and paths fall into finitely many classes that no rule of either policy
 // tells apart, and one member of each is tried.
+//
+// What a budget of a rule in a bounds, one of a single rule in b must bound as tightly. Several
+// rules of b that do so only together are taken for wider.
 func Widens(a, b *Policy) (Example, bool, error) {
 	work := compareWork
 	s := newSamples(a, b)
@@ -53,6 +62,9 @@ func Widens(a, b *Policy) (Example, bool, error) {
 				return e, true, nil
 			}
 		}
+	}
+	if e, found := s.unbounded(a, b, &work); found {
+		return e, true, nil
 	}
 	if work <= 0 || s.cut {
 		return Example{}, false, ErrTooLarge
@@ -71,9 +83,13 @@ func (p *Policy) dead(n int) []Warning {
 		without := &Policy{rules: slices.Concat(p.rules[:i], p.rules[i+1:]), services: p.services}
 		less, more := without, p
 		message := "other rules deny or allow all that it covers"
-		if r.deny {
+		switch {
+		case r.deny:
 			less, more = p, without
 			message = "no rule allows anything that it covers"
+		case r.bounded(): // it bounds what other rules allow too
+			less = &Policy{}
+			message = "other rules deny all that it covers"
 		}
 		_, effect := s.search(r, less, more, &work)
 		if work <= 0 || s.cut {

@@ -123,6 +123,9 @@ func (p *Policy) Connect(f Flow) Verdict {
 		default:
 			plain = plain || !r.inspect
 		}
+		if r.bounded() && r.ofRequests() && r.hasTransport(f) && r.hasHost(f.Name, addr, kind) {
+			inspect = true // some requests count in a budget: read them all
+		}
 	}
 	verdict.Inspect = verdict.Allow && (inspect || !plain)
 	return verdict

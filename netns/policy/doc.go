@@ -14,13 +14,16 @@
 //   - The host's own services are ports of [HostName] that a rule or a service names one by one.
 //   - Loopback, multicast, unspecified and reserved addresses are always refused.
 //
+// A rule that allows may have a [Budget] of all that it covers ([Policy.Charged]). Who keeps count
+// refuses what exceeds one as if the rule denied it.
+//
 // Three questions follow each other for one request, and each is asked of the same rules: may the
 // name be resolved ([Policy.Resolve]), may the address be connected to ([Policy.Connect]), and may
 // this request be sent ([Policy.Request]). A connection is allowed by the name that its address was
 // resolved for, never by a name that the client sends later; the gateway compares the two.
 //
 // [Learn] writes the policy that a record of flows needs, [Policy.Recorded] decides about a record
-// anew, and [Widens] compares two policies without one.
+// anew, [Replay] counts one in budgets, and [Widens] compares two policies without one.
 //
 // Hostile input is parsed once into [Name] and [Path]; both refuse every form that two programs
 // could read differently.

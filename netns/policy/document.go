@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -45,6 +47,7 @@ type rule struct {
 	inspect   bool
 	methods   []string // empty: every method
 	paths     []pathPattern
+	budget    Budget
 }
 
 type portRange struct{ first, last uint16 }
@@ -105,18 +108,19 @@ func Parse(data []byte) (*Policy, error) {
 	p := &parser{}
 	p.top(root)
 	services := p.allServices()
-	if len(p.errs) > 0 {
-		return nil, fmt.Errorf("parse the policy: %w", errors.Join(p.errs...))
-	}
-	own := len(p.rules)
+	own, rules := len(p.rules), p.rules
 	for _, name := range p.presets {
 		preset, err := Preset(name)
 		if err != nil {
 			return nil, err // checked above
 		}
-		p.rules = append(p.rules, preset.rules...)
+		rules = append(rules, preset.rules...)
 	}
-	policy := &Policy{rules: p.rules, services: services}
+	p.checkBudgets(rules)
+	if len(p.errs) > 0 {
+		return nil, fmt.Errorf("parse the policy: %w", errors.Join(p.errs...))
+	}
+	policy := &Policy{rules: rules, services: services}
 	policy.warnings = policy.dead(own)
 	return policy, nil
 }
@@ -161,6 +165,7 @@ type parser struct {
 	services []Service // that are listed
 	opened   []Service // by rules, each with the node of its rule in openedAt
 	openedAt []*yaml.Node
+	budgets  []budgeted
 }
 
 func (p *parser) fail(n *yaml.Node, format string, args ...any) {
@@ -271,7 +276,8 @@ func (p *parser) rule(n *yaml.Node, index int) {
 			p.list(n, "hosts", maxTargets, r.target)
 		}
 	}
-	fields := p.common(&r)
+	var budget *yaml.Node
+	fields := p.common(&r, &budget)
 	fields["allow"] = targets(false)
 	fields["deny"] = targets(true)
 	fields["ports"] = func(n *yaml.Node) { p.list(n, "ports", maxList, r.port) }
@@ -289,11 +295,13 @@ func (p *parser) rule(n *yaml.Node, index int) {
 	if r.inspect && !r.deny && slices.Contains(r.protocols, UDP) {
 		p.fail(n, "requests over udp are not inspected")
 	}
+	p.note(&r, budget, fmt.Sprintf("rules[%d]", index))
 	p.rules = append(p.rules, r)
 }
 
-// common returns the readers of the keys that rules and services share.
-func (p *parser) common(r *rule) map[string]func(*yaml.Node) {
+// common returns the readers of the keys that rules and services share. They set budget to the node
+// of the rule's budget.
+func (p *parser) common(r *rule, budget **yaml.Node) map[string]func(*yaml.Node) {
 	return map[string]func(*yaml.Node){
 		"name": func(n *yaml.Node) {
 			if n.Kind != yaml.ScalarNode || n.Value == "" || len(n.Value) > 100 || strings.ContainsFunc(n.Value, control) {
@@ -309,6 +317,10 @@ func (p *parser) common(r *rule) map[string]func(*yaml.Node) {
 		},
 		"methods": func(n *yaml.Node) { p.list(n, "methods", maxList, r.method) },
 		"paths":   func(n *yaml.Node) { p.list(n, "paths", maxList, r.path) },
+		"budget": func(n *yaml.Node) {
+			*budget = n
+			p.budget(&r.budget)(n)
+		},
 	}
 }
 
@@ -318,7 +330,7 @@ func (p *parser) checkRequests(n *yaml.Node, r *rule) {
 	}
 }
 
-func control(c rune) bool { return c < ' ' || c == 0x7f || c == '\uFFFD' }
+func control(c rune) bool { return unicode.IsControl(c) || c == utf8.RuneError }
 
 // defaults fills in the ports and protocols that the document leaves out. A rule that allows opens
 // the ports of the web; one that denies closes all.

@@ -58,7 +58,7 @@ func FuzzParse(f *testing.F) {
 		"version: 1\nrules: [{allow: [example.com, '*.a.test', 10.0.0.0/8], ports: [443, 1-2, any], protocol: [tcp, udp]}, {deny: '*'}]",
 		"version: 1\npresets: [pypi, github-read]",
 		"version: 1\nrules: [{allow: a.test, inspect: true, methods: [GET], paths: [/a/*, /*/b]}]",
-		"version: 1\nservices: [{name: s, port: 80, to: 'unix:/run/s', inspect: true, methods: GET}, {port: 81, to: '[::1]:1'}]",
+		"version: 1\nservices: [{name: s, port: 80, to: 'unix:s', inspect: true, methods: GET}, {port: 81, to: '[::1]:1'}]",
 		"version: 1\nrules: [{allow: host.sandboxd.internal, ports: 80}]",
 		`{"version": 1, "rules": []}`, "&a [*a]", "version: 1\n<<: {rules: []}",
 	} {

@@ -29,7 +29,7 @@ func ReadFlows(r io.Reader) ([]api.Flow, error) {
 		if err := json.Unmarshal(line, &f); err != nil {
 			return nil, fmt.Errorf("read flows: line %d: %w", n, err)
 		}
-		if f.Kind == api.FlowRestart { // nothing that a program did
+		if f.Kind == api.FlowRestart || f.Kind == api.FlowPeer { // nothing that a program of the sandbox did
 			continue
 		}
 		if _, err := readFlow(f); errors.Is(err, errKind) || err != nil && f.Allow {
@@ -75,7 +75,7 @@ func readFlow(f api.Flow) (act, error) {
 			return a, errors.New("a query without a name")
 		}
 		return a, nil
-	case api.FlowRestart: // refused above
+	case api.FlowRestart, api.FlowPeer: // refused above
 	case api.FlowConnection:
 		a.opaque = f.Protocol == "tls" || f.Protocol != "http" && f.Out > 0
 	case api.FlowRequest:

@@ -3,7 +3,6 @@ package policy
 import (
 	"fmt"
 	"net/netip"
-	"path"
 	"slices"
 	"strings"
 
@@ -22,9 +21,9 @@ const HostName = "host.sandboxd.internal"
 // to the [Service] of the port.
 var HostAddress = netip.MustParseAddr("192.0.2.2")
 
-// PeerAddresses are those of sandboxes in named networks. The range is for measurements (RFC 2544):
-// no host of the Internet has such an address. No policy is asked about it in a sandbox that is in
-// a named network.
+// PeerAddresses is the range of the addresses of sandboxes in named networks. It is reserved for
+// measurements (RFC 2544): no host of the Internet has such an address. For a sandbox in a named
+// network no policy is asked about it.
 var PeerAddresses = netip.MustParsePrefix("198.18.0.0/15")
 
 // PeerRule returns the rule that records show for connections over a named network.
@@ -38,8 +37,15 @@ func toPeer(f api.Flow) bool {
 	return err == nil && PeerAddresses.Contains(addr) && strings.HasPrefix(f.Rule, peerRule)
 }
 
-// maxSocket is the longest path of a Unix socket: sun_path without its NUL.
-const maxSocket = 107
+// maxSocket is the longest name of a socket, that of a label in DNS.
+const maxSocket = 63
+
+// IsSocketName reports whether an operator can give a Unix socket this name. Documents have names
+// and never paths: their author chooses among the sockets that the operator has named.
+func IsSocketName(s string) bool {
+	inner := func(c rune) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-' }
+	return s != "" && len(s) <= maxSocket && s[0] != '-' && s[len(s)-1] != '-' && !strings.ContainsFunc(s, func(c rune) bool { return !inner(c) })
+}
 
 // Service is a server of the host itself that a policy opens, as a port of [HostName]. Parse takes
 // any: the caller decides which services the author of a document may name.
@@ -49,11 +55,11 @@ type Service struct {
 	Port uint16
 	// Address is on the host's loopback; the zero AddrPort if Socket is set.
 	Address netip.AddrPort
-	// Socket is the absolute path of a Unix socket.
+	// Socket is the operator's name of a Unix socket; see [IsSocketName].
 	Socket string
 }
 
-// Target returns the service as documents name it: an address and port, or unix: and a path.
+// Target returns the service as documents name it: an address and port, or unix: and a name.
 func (s Service) Target() string {
 	if s.Socket != "" {
 		return "unix:" + s.Socket
@@ -88,7 +94,8 @@ func (p *parser) service(n *yaml.Node, index int) {
 	}
 	var s Service
 	to := false
-	fields := p.common(&r)
+	var budget *yaml.Node
+	fields := p.common(&r, &budget)
 	fields["port"] = func(n *yaml.Node) {
 		p.list(n, "port", 1, r.port)
 		if len(r.ports) == 1 && r.ports[0].first != r.ports[0].last {
@@ -104,7 +111,7 @@ func (p *parser) service(n *yaml.Node, index int) {
 		return
 	}
 	if !to {
-		p.fail(n, "a service has to: an address of the host's loopback with its port, or unix: with the path of a socket")
+		p.fail(n, "a service has to: an address of the host's loopback with its port, or unix: with the operator's name of a socket")
 	}
 	p.checkRequests(n, &r)
 	if len(r.ports) != 1 {
@@ -118,25 +125,23 @@ func (p *parser) service(n *yaml.Node, index int) {
 		}
 	}
 	p.services = append(p.services, s)
+	p.note(&r, budget, fmt.Sprintf("services[%d]", index))
 	p.rules = append(p.rules, r)
 }
 
 // target reads where a service is. A port forwarded to another machine would be a connection that
 // no rule was asked about, so addresses are those of loopback only.
 func (s *Service) target(n *yaml.Node) error {
-	if file, ok := strings.CutPrefix(n.Value, "unix:"); ok {
-		switch {
-		case !path.IsAbs(file), path.Clean(file) != file, file == "/", strings.ContainsFunc(file, control):
-			return fmt.Errorf("%q is no absolute path of a socket in its shortest form", file)
-		case len(file) > maxSocket:
-			return fmt.Errorf("the path of a socket has %d bytes, more than %d", len(file), maxSocket)
+	if name, ok := strings.CutPrefix(n.Value, "unix:"); ok {
+		if !IsSocketName(name) {
+			return fmt.Errorf("%q is not the name of a socket, which has up to %d lower-case letters, digits and inner hyphens; the operator gives it by serve --service NAME=unix:PATH", name, maxSocket)
 		}
-		s.Socket = file
+		s.Socket = name
 		return nil
 	}
 	address, err := netip.ParseAddrPort(n.Value)
 	if err != nil || !address.Addr().IsLoopback() || address.Addr().Is4In6() || address.Addr().Zone() != "" || address.Port() == 0 {
-		return fmt.Errorf("%q is neither an address of the host's loopback with a port, such as 127.0.0.1:8080, nor unix: with a path", n.Value)
+		return fmt.Errorf("%q is neither an address of the host's loopback with a port, such as 127.0.0.1:8080, nor unix: with the operator's name of a socket", n.Value)
 	}
 	s.Address = address
 	return nil

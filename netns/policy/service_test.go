@@ -19,10 +19,10 @@ rules:
 - {name: keys, deny: 192.0.2.0/31, ports: any}
 services:
 - {name: models, port: 11434, to: "127.0.0.1:9000"}
-- {port: 5000, to: "unix:/run/registry.sock", inspect: true, methods: [GET, HEAD]}
+- {port: 5000, to: "unix:registry", inspect: true, methods: [GET, HEAD]}
 - {port: 5001, to: "[::1]:5001"}
 `)
-	want := "[443 127.0.0.1:443 local 5000 unix:/run/registry.sock services[1] 5001 [::1]:5001 services[2] 8080 127.0.0.1:8080 local 11434 127.0.0.1:9000 models]"
+	want := "[443 127.0.0.1:443 local 5000 unix:registry services[1] 5001 [::1]:5001 services[2] 8080 127.0.0.1:8080 local 11434 127.0.0.1:9000 models]"
 	var got []string
 	for _, s := range p.Services() {
 		got = append(got, fmt.Sprint(s.Port), s.Target(), s.Rule)
@@ -31,7 +31,7 @@ services:
 		t.Errorf("services\n%v, want\n%s", got, want)
 	}
 	for port, want := range map[uint16]string{
-		443: "127.0.0.1:443", 8080: "127.0.0.1:8080", 11434: "127.0.0.1:9000", 5000: "unix:/run/registry.sock", 5001: "", 80: "", 0: "", 65535: "",
+		443: "127.0.0.1:443", 8080: "127.0.0.1:8080", 11434: "127.0.0.1:9000", 5000: "unix:registry", 5001: "", 80: "", 0: "", 65535: "",
 	} {
 		s, ok := p.Service(port)
 		if ok != (want != "") || ok && s.Target() != want {
@@ -100,8 +100,8 @@ func TestServiceElsewhereWidens(t *testing.T) {
 		{doc("127.0.0.1:80"), rule, ""},
 		{rule, doc("127.0.0.1:80"), ""},
 		{rule, doc("127.0.0.1:81"), "port 80, which is 127.0.0.1:81"},
-		{doc("unix:/a"), doc("unix:/b"), "which is unix:/b"},
-		{doc("unix:/a"), rule, "which is 127.0.0.1:80"},
+		{doc("unix:a"), doc("unix:b"), "which is unix:b"},
+		{doc("unix:a"), rule, "which is 127.0.0.1:80"},
 	} {
 		e, wider, err := Widens(tc.a, tc.b)
 		if err != nil || wider != (tc.want != "") || wider && !strings.HasSuffix(e.String(), tc.want) {

@@ -54,10 +54,11 @@ func (d *written) encode() ([]byte, error) {
 		for i, s := range d.services {
 			e := d.serviceRules[i]
 			n := mapping("port", integer(int(s.Port)), "to", text(s.Target()))
-			if e.name != fmt.Sprintf("services[%d]", i) {
+			if e.name != fmt.Sprintf("services[%d]", i) || e.bounded() {
 				n.Content = append(mapping("name", text(e.name)).Content, n.Content...)
 			}
 			n.Content = append(n.Content, e.requests()...)
+			n.Content = append(n.Content, e.budgeted()...)
 			services.Content = append(services.Content, n)
 		}
 		top.Content = append(top.Content, mapping("services", services).Content...)
@@ -79,7 +80,7 @@ func (d *written) encode() ([]byte, error) {
 func (e *entry) node(byPlace string) *yaml.Node {
 	n := mapping()
 	add := func(key string, value *yaml.Node) { n.Content = append(n.Content, mapping(key, value).Content...) }
-	if e.name != byPlace {
+	if e.name != byPlace || e.bounded() {
 		add("name", text(e.name))
 	}
 	var hosts []*yaml.Node
@@ -112,6 +113,7 @@ func (e *entry) node(byPlace string) *yaml.Node {
 		add("protocol", list(yaml.FlowStyle, protocols))
 	}
 	n.Content = append(n.Content, e.requests()...)
+	n.Content = append(n.Content, e.budgeted()...)
 	n.HeadComment = e.head
 	return n
 }
@@ -153,6 +155,14 @@ func (r *rule) requests() []*yaml.Node {
 		n.Content = append(n.Content, mapping("paths", list(0, paths)).Content...)
 	}
 	return n.Content
+}
+
+// budgeted returns the key and value of the budget.
+func (r *rule) budgeted() []*yaml.Node {
+	if !r.bounded() {
+		return nil
+	}
+	return mapping("budget", r.budget.node()).Content
 }
 
 // mapping returns a mapping of keys and their nodes.

@@ -15,7 +15,7 @@ rules:
 - {deny: b.test, protocol: tcp, ports: 22}
 services:
 - {port: 80, to: "127.0.0.1:8080"}
-- {name: "a: b # c", port: 81, to: "unix:/run/a b", inspect: true, methods: GET}
+- {name: "a: b # c", port: 81, to: "unix:a-b", inspect: true, methods: GET}
 `)
 	const want = `version: 1
 rules:
@@ -58,7 +58,7 @@ services:
     to: 127.0.0.1:8080
   - name: 'a: b # c'
     port: 81
-    to: unix:/run/a b
+    to: unix:a-b
     inspect: true
     methods: GET
 `

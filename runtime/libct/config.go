@@ -31,6 +31,7 @@ type Host struct {
 	CorePattern string           // the sysctl kernel.core_pattern
 	IPC         bool             // the ceilings of an IPC namespace can be set by its root
 	Landlock    int              // its version, where sandboxes can be held by it; 0: they cannot
+	DiskReserve int64            // free bytes of the disk that sandboxes may use by half; zero: all
 	Missing     []string         // wishes of the defaults that the host does not fulfil
 	given       []ceiling        // the host's number for all programs of its user
 	limits      []configs.Rlimit // and as resource limits
@@ -110,7 +111,7 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 			Bounding: spec.Profile.Capabilities, Permitted: initCaps, Effective: initCaps, Inheritable: initCaps,
 		},
 		Networks:        []*configs.Network{{Type: "loopback"}},
-		Mounts:          append(mounts(host), scratch(spec.Profile.Mounts)...),
+		Mounts:          append(mounts(host, spec.ShmSize), scratch(scratchOf(spec))...),
 		Devices:         deviceNodes(),
 		MaskPaths:       spec.Profile.MaskedPaths,
 		ReadonlyPaths:   spec.Profile.ReadonlyPaths,
@@ -166,8 +167,11 @@ func cgroupConfig(spec *runtime.Spec, host *Host) *cgroups.Cgroup {
 	return &cgroups.Cgroup{Path: "/" + spec.ID, Resources: r}
 }
 
-func mounts(host *Host) []*configs.Mount {
+func mounts(host *Host, shm int64) []*configs.Mount {
 	const restricted = unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NODEV
+	if shm == 0 {
+		shm = shmSize
+	}
 	pts := fmt.Sprintf("newinstance,ptmxmode=0666,mode=0620,max=%d", maxTerminals)
 	if !host.Single {
 		pts += ",gid=5" // tty, as every distribution has it; a single-id map has no such group
@@ -176,20 +180,36 @@ func mounts(host *Host) []*configs.Mount {
 		{Device: "proc", Source: "proc", Destination: "/proc", Flags: restricted},
 		{Device: "tmpfs", Source: "tmpfs", Destination: "/dev", Flags: unix.MS_NOSUID | unix.MS_STRICTATIME, Data: fmt.Sprintf("mode=0755,size=64k,nr_inodes=%d", devFiles)},
 		{Device: "devpts", Source: "devpts", Destination: "/dev/pts", Flags: unix.MS_NOSUID | unix.MS_NOEXEC, Data: pts},
-		{Device: "tmpfs", Source: "shm", Destination: "/dev/shm", Flags: restricted, Data: fmt.Sprintf("mode=1777,size=%d,nr_inodes=%d", shmSize, filesOf(shmSize))},
+		{Device: "tmpfs", Source: "shm", Destination: "/dev/shm", Flags: restricted, Data: fmt.Sprintf("mode=1777,size=%d,nr_inodes=%d", shm, filesOf(shm))},
 		{Device: "mqueue", Source: "mqueue", Destination: "/dev/mqueue", Flags: restricted},
 		{Device: "sysfs", Source: "sysfs", Destination: "/sys", Flags: restricted | unix.MS_RDONLY},
 		{Device: "bind", Source: launcher.InitFile, Destination: initPath, Flags: unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV},
 	}
 }
 
-// scratch mounts the writable file systems that a profile gives its programs. Not noexec: programs
-// compiled there are run there.
+// scratchOf returns the writable file systems in memory of a sandbox: the profile's, and its own,
+// which replace those at the same place.
+func scratchOf(spec *runtime.Spec) []api.Scratch {
+	var all []api.Scratch
+	for _, m := range spec.Profile.Mounts {
+		if !slices.ContainsFunc(spec.Tmpfs, func(own api.Scratch) bool { return own.Path == m.Path }) {
+			all = append(all, m)
+		}
+	}
+	return append(all, spec.Tmpfs...)
+}
+
+// scratch mounts file systems in memory. Those of profiles are not noexec: programs compiled there
+// are run there.
 func scratch(mounts []api.Scratch) []*configs.Mount {
 	var all []*configs.Mount
 	for _, m := range mounts {
+		flags := unix.MS_NOSUID | unix.MS_NODEV
+		if m.NoExec {
+			flags |= unix.MS_NOEXEC
+		}
 		all = append(all, &configs.Mount{
-			Device: "tmpfs", Source: "tmpfs", Destination: m.Path, Flags: unix.MS_NOSUID | unix.MS_NODEV,
+			Device: "tmpfs", Source: "tmpfs", Destination: m.Path, Flags: flags,
 			Data: fmt.Sprintf("mode=%04o,size=%d,nr_inodes=%d,uid=%d,gid=%d", m.Mode, m.Size, filesOf(m.Size), m.UID, m.GID),
 		})
 	}

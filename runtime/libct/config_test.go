@@ -67,6 +67,7 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 		"single": func(h *Host, _ *runtime.Profile) {
 			h.Single, h.IDs = true, []idmap.Range{{Size: 1}}
 		},
+		"mounts": func(h *Host, _ *runtime.Profile) { h.Cgroup, h.Controllers, h.Files = false, nil, nil },
 		"hardened": func(_ *Host, p *runtime.Profile) {
 			p.Name, p.Capabilities, p.NonRoot, p.User, p.ReadOnlyRoot = "hardened", []string{}, true, "65534:65534", true
 			p.Mounts = []api.Scratch{{Path: "/tmp", Size: 1 << 20, Mode: 0o1777}, {Path: "/work", Size: 1 << 20, Mode: 0o755, UID: 65534, GID: 65534}}
@@ -79,8 +80,15 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 			if name == "shared" || name == "loopback" {
 				spec.Join = "def456"
 			}
+			if name == "mounts" { // of an ordinary user's daemon
+				spec.Mounts, spec.MountIDs = []api.Mount{mountOf(1000, 1000), mountOf(1000, 1000)}, api.MountsUser
+				spec.Mounts[1].Target, spec.Mounts[1].ReadOnly = "/ro", true
+			}
 			enforced, err := Enforce(spec, host)
 			if err != nil {
+				t.Fatal(err)
+			}
+			if host.IDs, err = idsOf(spec, host); err != nil {
 				t.Fatal(err)
 			}
 			config, err := Plan(spec, host, &enforced)
@@ -250,11 +258,25 @@ func explicitly(t *testing.T, path string) api.Limits {
 	return l
 }
 
+// The launcher counts on every host, and says so.
+func TestDiskLimitIsCounted(t *testing.T) {
+	for _, limits := range []api.Limits{{}, {Disk: 1 << 30}, {Inodes: 1000}} {
+		spec, want := testSpec(), "accounting"
+		spec.Limits, spec.Explicit = limits, limits
+		if limits == (api.Limits{}) {
+			want = "none"
+		}
+		if got, err := Enforce(spec, testHost()); err != nil || got.Disk != want {
+			t.Errorf("%+v: %q, %v", limits, got.Disk, err)
+		}
+	}
+}
+
 // An explicit limit is refused or written to a file: without the file that holds it, it must not be
 // accepted.
 func TestExplicitLimitHasItsFile(t *testing.T) {
 	for _, row := range api.LimitTable() {
-		if row.Rlimit != "" { // also held without a file
+		if row.Rlimit != "" || row.Controller == "" { // also held without a file
 			continue
 		}
 		file, explicit := row.File, explicitly(t, row.Name)

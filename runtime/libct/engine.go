@@ -45,6 +45,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
+	"github.com/sandboxd/sandboxd/runtime/quota"
 )
 
 // killTimeout bounds the wait for a killed sandbox. Processes in an uninterruptible sleep can
@@ -62,6 +63,7 @@ type Engine struct {
 	networks *launcher.Networks
 	freezer  *launcher.Freezer
 	filters  filters
+	disk     *quota.Watch
 	ended    closer // mount namespaces of deleted sandboxes
 
 	mu        sync.Mutex
@@ -87,6 +89,9 @@ type instance struct {
 	paused    *pause            // nil while it runs
 	pausing   sync.Mutex        // held by the one that pauses or resumes it
 	deadline  *time.Timer
+	since     unix.Timespec // time of its start, by the clock of the file system
+	used      quota.Usage   // disk space at its end; zero while it runs
+	exceeded  string        // reason why its disk usage has ended it
 	ended     chan struct{} // closed when the init has been reaped, and with it everything in its PID namespace
 }
 
@@ -122,6 +127,9 @@ func Open(host Host, ranges *launcher.Ranges, networks *launcher.Networks) (*Eng
 		return nil, fmt.Errorf("bound what all sandboxes have together: %w", err)
 	}
 	e := &Engine{host: host, ranges: ranges, networks: networks, freezer: launcher.NewFreezer(), sandboxes: make(map[string]*instance)}
+	if e.disk, err = openDisk(host.DiskReserve); err != nil {
+		return nil, err
+	}
 	if host.Cgroup {
 		// Our own is a child like the sandboxes' will be.
 		files, err := os.ReadDir(filepath.Join(launcher.CgroupDir, "launcher"))
@@ -202,6 +210,7 @@ type planned struct {
 	enforced api.Enforced
 	config   *configs.Config
 	lease    *launcher.Lease // hold on its ids
+	owner    int             // of its workspace, as programs see it
 }
 
 // plan plans a sandbox, and takes its ids. The caller releases them, unless start is called.
@@ -215,18 +224,43 @@ func (e *Engine) plan(spec *runtime.Spec) (*planned, error) {
 	if err != nil {
 		return nil, err
 	}
-	lease, err := e.ranges.Take()
+	if len(spec.Opened) > 0 && len(spec.Opened) != len(spec.Mounts) {
+		return nil, fmt.Errorf("sandbox %s: %d mounts have come, not %d", spec.ID, len(spec.Opened), len(spec.Mounts))
+	}
+	if spec.Workspace != nil && len(spec.Mounts) > 0 {
+		return nil, fmt.Errorf("sandbox %s: a workspace and mounts, whose ids differ: %w", spec.ID, runtime.ErrUnenforceable)
+	}
+	var lease *launcher.Lease
+	switch {
+	case spec.Workspace != nil:
+		lease, err = e.ranges.TakeForWorkspace(spec.Workspace)
+	case len(spec.Mounts) > 0:
+		lease, err = e.ranges.TakeFor(spec.ID, len(spec.Opened) > 0)
+	default:
+		lease, err = e.ranges.Take()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
 	}
 	host.IDs = lease.IDs()
+	if host.IDs, err = idsOf(spec, &host); err != nil {
+		lease.Release()
+		return nil, err
+	}
+	owner := 0
+	if w := spec.Workspace; w != nil {
+		if !w.Mapped {
+			host.IDs = launcher.WithOwner(host.IDs)
+		}
+		owner = ownerSeen(w, &host)
+	}
 	config, err := Plan(spec, &host, &enforced)
 	if err != nil {
 		lease.Release()
 		return nil, err
 	}
 	mutate(spec.ID, config)
-	return &planned{spec, enforced, config, lease}, nil
+	return &planned{spec, enforced, config, lease, owner}, nil
 }
 
 // Create implements runtime.Engine.
@@ -391,6 +425,10 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	if err != nil {
 		return nil, fmt.Errorf("prepare rootfs: %w", err)
 	}
+	var work unix.Stat_t // was just made
+	if err := unix.Lstat(overlays[0].Work, &work); err != nil {
+		return nil, fmt.Errorf("prepare rootfs: %w", err)
+	}
 	var network *launcher.Network
 	var sysfs *os.File
 	switch {
@@ -401,7 +439,11 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 		}
 		defer ns.Close()    // libcontainer's child has entered it
 		defer sysfs.Close() // only a handle
-	case spec.Network:
+	case !spec.Network:
+		if err := e.writeFiles(dir, spec, spec.Hostname); err != nil {
+			return nil, err
+		}
+	default:
 		if network, sysfs, err = e.takeNetwork(ctx, p, dir); err != nil {
 			return nil, err
 		}
@@ -423,6 +465,14 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	if sysfs != nil {
 		root.Sysfs = 3 + len(inherited)
 		inherited = append(inherited, sysfs)
+	}
+	root.Mounts = hostMounts(spec, 3+len(inherited))
+	inherited = append(inherited, spec.Opened...)
+	if root.Workspace, err = e.prepareWorkspace(dir, p, 3+len(inherited)); err != nil {
+		return nil, err
+	}
+	if root.Workspace != nil {
+		inherited = append(inherited, spec.Workspace.Mount)
 	}
 	plan, err := memfile("rootfs", root)
 	if err != nil {
@@ -488,6 +538,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 		if network != nil {
 			network.Close()
 		}
+		e.unwatchDisk(in, spec.ID)
 		close(in.ended)
 	}()
 	undo = append(undo, func() { _ = unix.Kill(pid, unix.SIGKILL); <-in.ended })
@@ -510,9 +561,16 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	e.mu.Lock()
 	in.container, in.pid, in.pidfd, in.started = container, pid, pidfd, time.Now()
 	in.spec, in.enforced, in.network = *spec, p.enforced, network
+	in.spec.Opened = nil // the caller's
+	if w := spec.Workspace; w != nil {
+		kept := *w
+		kept.Mount = nil // the request's to close
+		in.spec.Workspace = &kept
+	}
 	in.spec.Rootfs, in.spec.Profile.Seccomp = rootfs.Source{}, nil // a filter is large, and nothing asks for it again
 	e.schedule(in, spec.ID, spec.Deadline)
 	e.mu.Unlock()
+	e.watchDisk(in, spec.ID, &spec.Limits, work.Ctim) //nolint:contextcheck // the watch outlives the request
 	return &runtime.Started{ID: spec.ID, Enforced: p.enforced, Limits: spec.Limits, Deadline: spec.Deadline, Pidfd: out}, nil
 }
 
@@ -556,8 +614,16 @@ func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement 
 	c := &guest.Confinement{ABI: enforced.Landlock}
 	if spec.Profile.ReadOnlyRoot {
 		c.Writable = []string{}
-		for _, m := range spec.Profile.Mounts {
+		for _, m := range scratchOf(spec) {
 			c.Writable = append(c.Writable, m.Path)
+		}
+		for _, m := range spec.Mounts {
+			if !m.ReadOnly {
+				c.Writable = append(c.Writable, m.Target)
+			}
+		}
+		if spec.Workspace != nil {
+			c.Writable = append(c.Writable, spec.Workspace.Target)
 		}
 	}
 	return c
@@ -566,9 +632,12 @@ func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement 
 // planRoot plans the mounts that Init makes.
 func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays []launcher.Overlay) *rootPlan {
 	plan := &rootPlan{Overlays: overlays, Own: host.Own, ReadOnly: spec.Profile.ReadOnlyRoot}
+	plan.Files, _ = etcFiles(filepath.Join(launcher.SandboxesDir, spec.ID), spec, spec.Hostname)
 	if spec.Network {
-		plan.Files, _ = networkFiles(filepath.Join(launcher.SandboxesDir, spec.ID), spec.Hostname)
 		plan.Trust = trustOf(spec)
+	}
+	for _, m := range spec.Tmpfs {
+		plan.Tmpfs = append(plan.Tmpfs, m.Path)
 	}
 	plan.Ceilings = ofOne(host.given, spec.Limits.Memory, host.IPC && config.Namespaces.Contains(configs.NEWIPC))
 	if host.Own { // upper and work directories through the mounts of its range; lower ones are relative to the layers
@@ -652,7 +721,7 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 			}
 		}()
 		if next.Network {
-			if err := e.writeNetworkFiles(filepath.Join(launcher.SandboxesDir, id), change.Hostname); err != nil {
+			if err := e.writeFiles(filepath.Join(launcher.SandboxesDir, id), &next, change.Hostname); err != nil {
 				return api.Enforced{}, fmt.Errorf("sandbox %s: %w", id, err)
 			}
 		}
@@ -682,6 +751,12 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 	}
 	if !change.Deadline.IsZero() {
 		next.Deadline = change.Deadline
+	}
+	e.mu.Lock()
+	since := in.since
+	e.mu.Unlock()
+	if change.Limits != nil {
+		e.watchDisk(in, id, &next.Limits, since) //nolint:contextcheck // the watch outlives the request
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

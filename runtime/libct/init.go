@@ -61,12 +61,17 @@ type rootPlan struct {
 	// points.
 	ReadOnly bool     `json:"read_only,omitempty"`
 	Dirs     []string `json:"dirs,omitempty"`
-	// Sysfs is the descriptor of the sysfs of a sandbox that enters a network namespace, and Files are
-	// put over names in /etc; zero and none without.
+	// Sysfs is the descriptor of the sysfs of a sandbox that enters a network namespace; zero without.
+	// Files are put over names in /etc.
 	Sysfs int           `json:"sysfs,omitempty"`
 	Files []networkFile `json:"files,omitempty"`
 	// Trust is the file over the bundles of certificates; empty for none.
 	Trust string `json:"trust,omitempty"`
+	// Tmpfs are the places of file systems that a request names: no link may lead there.
+	Tmpfs []string `json:"tmpfs,omitempty"`
+	// Mounts are of the host's files.
+	Mounts    []hostMount    `json:"mounts,omitempty"`
+	Workspace *workspacePlan `json:"workspace,omitempty"`
 	// Ceilings are of the sandbox's user and IPC namespaces.
 	Ceilings []ceiling `json:"ceilings"`
 }
@@ -101,10 +106,19 @@ func prepareRootfs() error {
 			}
 		}
 	}
-	if plan.Sysfs != 0 {
+	if err := checkPlaces(plan.Tmpfs); err != nil {
+		return err
+	}
+	if err := mountWorkspace(plan.Workspace); err != nil {
+		return err
+	}
+	if plan.Sysfs != 0 || len(plan.Files) > 0 {
 		if err := attachNetwork(plan); err != nil {
 			return err
 		}
+	}
+	if err := attachHostMounts(plan.Mounts); err != nil {
+		return err
 	}
 	if err := unix.Chdir(launcher.RootfsDir); err != nil {
 		return fmt.Errorf("enter %s: %w", launcher.RootfsDir, err)
@@ -206,6 +220,38 @@ func checkTargets() error {
 		}
 		if !fi.IsDir() {
 			return fmt.Errorf("/%s of the image is not a directory: %w", d, runtime.ErrRootfs)
+		}
+	}
+	return nil
+}
+
+// checkPlaces refuses places below links of the image: the file system would hide what the link
+// leads to, such as /dev with our init. Missing directories are made later.
+func checkPlaces(places []string) error {
+	if len(places) == 0 {
+		return nil
+	}
+	root, err := unix.Open(launcher.RootfsDir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open the root: %w", err)
+	}
+	defer unix.Close(root)
+	for _, p := range places {
+		fd, err := unix.Openat2(root, strings.TrimPrefix(p, "/"), &unix.OpenHow{
+			Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
+		})
+		switch {
+		case errors.Is(err, unix.ELOOP):
+			return fmt.Errorf("tmpfs at %s: the image has a link there; name the directory that it leads to: %w", p, runtime.ErrRootfs)
+		case errors.Is(err, unix.ENOTDIR):
+			return fmt.Errorf("tmpfs at %s: the image has a file there: %w", p, runtime.ErrRootfs)
+		case err == nil:
+			err = unix.Close(fd)
+		case errors.Is(err, unix.ENOENT):
+			err = nil
+		}
+		if err != nil {
+			return fmt.Errorf("tmpfs at %s: %w", p, err)
 		}
 	}
 	return nil

@@ -8,14 +8,14 @@ import (
 	"unicode/utf16"
 )
 
-// Java has stores of certificates in two forms, of which it reads either by what it finds. An entry
-// is put before those of an image's store, which are not read: they are the image's.
+// Java's stores of certificates have one of two forms; Java recognizes which. An entry is put
+// before the entries of the image's store. Those are copied unread: the image answers for them.
 
 const (
 	// storeAlias names the entry.
 	storeAlias = "sandboxd"
-	// storePassword is that of every cacerts. Java asks for none to read certificates, and some
-	// programs give this one.
+	// storePassword is the password that every cacerts comes with. Java reads certificates without a
+	// password; some programs pass this one, so the checksum has to fit it.
 	storePassword = "changeit"
 )
 
@@ -50,7 +50,7 @@ func withTrustedJKS(store, certificate []byte) []byte {
 	out = binary.BigEndian.AppendUint32(out, uint32(len(certificate))) //nolint:gosec // G115: it is of our own authority
 	out = append(out, certificate...)
 	out = append(out, store[jksHead:len(store)-sha1.Size]...)
-	sum := sha1.New()                          //nolint:gosec // G401: as above
+	sum := sha1.New()                          //nolint:gosec // G401: the format's checksum
 	_, _ = sum.Write(bigEndian(storePassword)) // a hash takes all, here and below
 	_, _ = sum.Write([]byte("Mighty Aphrodite"))
 	_, _ = sum.Write(out)
@@ -75,7 +75,7 @@ var (
 	oidAnyUsage     = asn1.ObjectIdentifier{2, 5, 29, 37, 0}
 )
 
-// errNoStore is for what is no PKCS #12 file.
+// errNoStore reports a file that is not in the form of PKCS #12.
 var errNoStore = errors.New("no PKCS #12 file")
 
 type (
@@ -83,8 +83,8 @@ type (
 		Type    asn1.ObjectIdentifier
 		Content []byte `asn1:"tag:0,explicit"`
 	}
-	// pfx is a store without the checksum at its end, which needs a password that we do not know.
-	// Java does not miss it.
+	// pfx is a store without the checksum at its end. To make that takes a password that we do not
+	// know, and Java accepts a store without it.
 	pfx struct {
 		Version  int
 		AuthSafe contentInfo

@@ -33,6 +33,7 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 		Pids:    "rlimit",
 		IO:      "none",
 		Network: api.EnforcedLoopback,
+		Disk:    "none",
 		Missing: slices.Clone(host.Missing),
 	}
 	switch {
@@ -43,6 +44,9 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 	}
 	if spec.Network {
 		e.Network = api.EnforcedGateway
+	}
+	if len(spec.Mounts) > 0 {
+		e.Mounts = spec.MountIDs
 	}
 	if spec.Join != "" {
 		e.Namespaces = slices.DeleteFunc(e.Namespaces, func(n string) bool { return n == "net" })
@@ -78,11 +82,34 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 			e.Missing = append(e.Missing, "io limit: "+reason)
 		}
 	}
+	if spec.Limits.Disk > 0 || spec.Limits.Inodes > 0 {
+		e.Disk = "accounting"
+	}
 	if spec.Profile.NonRoot && host.Single {
 		return e, fmt.Errorf("profile %q: its programs run as %s, and without subordinate ids there is only root: %w",
 			spec.Profile.Name, spec.Profile.User, runtime.ErrUnenforceable)
 	}
+	if n := askedFor(spec); n > maxUncounted && e.Memory != "cgroup" {
+		return e, fmt.Errorf("tmpfs and shm: nothing limits the sandbox's memory (no cgroup v2 memory controller is delegated to the daemon), so that they have at most %d MiB together, not %d: %w",
+			maxUncounted>>20, n>>20, runtime.ErrUnenforceable)
+	}
+	if err := enforceWorkspace(spec, &e); err != nil {
+		return e, err
+	}
 	return e, refuse(spec, host, has)
+}
+
+// maxUncounted is the size of all file systems in memory that a sandbox may ask for where no cgroup
+// counts its memory. Unlike a process's memory it is not freed by an out-of-memory kill.
+const maxUncounted = 1 << 30
+
+// askedFor returns the bytes of the file systems in memory that a request names.
+func askedFor(spec *runtime.Spec) int64 {
+	n := spec.ShmSize
+	for _, m := range spec.Tmpfs {
+		n += m.Size
+	}
+	return n
 }
 
 // refuse names the first explicit limit that this host cannot hold.
@@ -90,7 +117,7 @@ func refuse(spec *runtime.Spec, host *Host, has func(controller string) bool) er
 	x := &spec.Explicit
 	for _, row := range api.LimitTable() {
 		switch {
-		case !row.IsSet(x) || row.Rlimit != "":
+		case !row.IsSet(x), row.Rlimit != "", row.Controller == "":
 		case !has(row.Controller):
 			return fmt.Errorf("%s limit: no cgroup v2 %s controller is delegated to the daemon: %w", row.Name, row.Controller, runtime.ErrUnenforceable)
 		case row.File != "" && !host.hasFile(row.File): // not every kernel has every file

@@ -21,22 +21,29 @@ import (
 // A sandbox with a network joins a namespace that the launcher's maker has made, and that belongs
 // to the launcher's user namespace. So it cannot mount a sysfs of that namespace: Init attaches one
 // that the launcher has mounted. Init also puts files over /etc/resolv.conf and /etc/hosts. They
-// lie beside the sandbox's upper directory, so that no commit, snapshot or diff contains them.
+// lie beside the sandbox's upper directory, so that no commit, snapshot or diff contains them. A
+// sandbox without a network that has lines of its own for /etc/hosts has that file alone.
 //
-// A sandbox can join that of another sandbox instead (runtime.Spec.Join), also where the other one
-// has no network. The namespace then belongs to the launcher's user namespace or to the other
-// sandbox's, and the one that joins has no power over it. The launcher holds nothing for it.
+// A sandbox can join the namespace of another sandbox instead (runtime.Spec.Join), also where the
+// other one has no network. The namespace then belongs to the user namespace of the launcher or of
+// the other sandbox, and the joining sandbox has no power over it. The launcher holds nothing for
+// it.
 
-// networkFile is a file of a sandbox with a network, and its place there.
+// networkFile is a file of a sandbox, and its place there.
 type networkFile struct {
 	File string `json:"file"`
 	At   string `json:"at"` // a name in /etc
 }
 
-// networkFiles returns the files of a sandbox, and their contents. The names are those of the
-// sandboxes that share its network, itself first. It is pure.
-func networkFiles(dir string, names ...string) (files []networkFile, contents []string) {
-	resolv := "nameserver " + netns.Nameserver.String() + "\nsearch .\noptions edns0\n"
+// etcFiles returns the files of a sandbox, and their contents: none without a network and lines of
+// its own. names are the sandboxes that share its network, itself first. It is pure.
+func etcFiles(dir string, spec *runtime.Spec, names ...string) (files []networkFile, contents []string) {
+	if spec.Network {
+		files = append(files, networkFile{filepath.Join(dir, "resolv.conf"), "resolv.conf"})
+		contents = append(contents, "nameserver "+netns.Nameserver.String()+"\nsearch .\noptions edns0\n")
+	} else if names = nil; len(spec.Hosts) == 0 {
+		return nil, nil
+	}
 	var hosts strings.Builder
 	hosts.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
 	for _, name := range names {
@@ -44,11 +51,14 @@ func networkFiles(dir string, names ...string) (files []networkFile, contents []
 			fmt.Fprintf(&hosts, "%s\t%s\n%s\t%s\n", netns.Address4, name, netns.Address6, name)
 		}
 	}
-	return []networkFile{{filepath.Join(dir, "resolv.conf"), "resolv.conf"}, {filepath.Join(dir, "hosts"), "hosts"}}, []string{resolv, hosts.String()}
+	for _, h := range spec.Hosts {
+		fmt.Fprintf(&hosts, "%s\t%s\n", h.Address, h.Name)
+	}
+	return append(files, networkFile{filepath.Join(dir, "hosts"), "hosts"}), append(contents, hosts.String())
 }
 
-// entersNetwork reports whether a sandbox enters a network namespace that there is, rather than
-// one that libcontainer makes for it.
+// entersNetwork reports whether a sandbox enters an existing network namespace, instead of one that
+// libcontainer makes for it.
 func entersNetwork(spec *runtime.Spec) bool { return spec.Network || spec.Join != "" }
 
 // withNetwork changes the configuration of a sandbox that enters a network namespace. Plan leaves
@@ -85,7 +95,7 @@ func (e *Engine) takeNetwork(ctx context.Context, p *planned, dir string) (_ *la
 }
 
 // shareNetwork opens the namespace of the sandbox that a spec joins, for libcontainer's child,
-// writes the files of the one that joins, and returns its sysfs. It does not wait for a start that
+// writes the files of the joining sandbox, and returns its sysfs. It does not wait for a start that
 // is under way: two sandboxes that join each other would wait forever.
 func (e *Engine) shareNetwork(p *planned, dir string) (ns, sysfs *os.File, err error) {
 	id := p.spec.Join
@@ -143,12 +153,9 @@ func namespaceOf(pidfd *os.File) (ns *os.File, err error) {
 }
 
 // furnishNetwork writes the files that a sandbox in a network namespace has, and returns its sysfs.
-// Without a way out there are no files.
 func (e *Engine) furnishNetwork(spec *runtime.Spec, dir string, ns *os.File, names ...string) (*os.File, error) {
-	if spec.Network {
-		if err := e.writeNetworkFiles(dir, names...); err != nil {
-			return nil, err
-		}
+	if err := e.writeFiles(dir, spec, names...); err != nil {
+		return nil, err
 	}
 	if len(spec.Trust) > 0 {
 		if err := e.writeTrust(dir, spec.Trust); err != nil {
@@ -158,42 +165,36 @@ func (e *Engine) furnishNetwork(spec *runtime.Spec, dir string, ns *os.File, nam
 	return netns.Sysfs(ns)
 }
 
-// writeNetworkFiles writes the files of a sandbox with a network. Of one that runs they are written
-// in place: they are mounted there.
-func (e *Engine) writeNetworkFiles(dir string, names ...string) error {
-	files, contents := networkFiles(dir, names...)
+// writeFiles writes the files of a sandbox. Of one that runs they are written in place: they are
+// mounted there.
+func (e *Engine) writeFiles(dir string, spec *runtime.Spec, names ...string) error {
+	files, contents := etcFiles(dir, spec, names...)
 	root := e.host.IDs[0].Outside
 	for i, f := range files {
 		if err := os.WriteFile(f.File, []byte(contents[i]), 0o644); err != nil { //nolint:gosec // G306: every user of the sandbox reads it
 			return fmt.Errorf("write /etc/%s: %w", f.At, err)
 		}
-		if err := errors.Join(os.Lchown(f.File, root, root), os.Chmod(f.File, 0o644)); err != nil { //nolint:gosec // G302: as above
+		if err := errors.Join(os.Lchown(f.File, root, root), os.Chmod(f.File, 0o644)); err != nil { //nolint:gosec // G302: every user of the sandbox reads it
 			return fmt.Errorf("write /etc/%s: %w", f.At, err)
 		}
 	}
 	return nil
 }
 
-// attachNetwork attaches the sysfs and the files of a sandbox that enters a network namespace, in
-// Init.
+// attachNetwork attaches the sysfs of a sandbox that enters a network namespace, and the files of
+// one that has any, in Init.
 func attachNetwork(plan *rootPlan) error {
 	root, err := unix.Open(launcher.RootfsDir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open the root: %w", err)
 	}
 	defer unix.Close(root)
-	sys, err := rootDir(root, "sys")
-	if err != nil {
-		return err
+	if plan.Sysfs != 0 {
+		if err := attachSysfs(root, plan.Sysfs); err != nil {
+			return err
+		}
 	}
-	defer unix.Close(sys)
-	if err := unix.MoveMount(plan.Sysfs, "", sys, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
-		return fmt.Errorf("attach sysfs: %w", err)
-	}
-	if err := plug(plan.Sysfs); err != nil {
-		return err
-	}
-	if len(plan.Files) == 0 { // its owner has no way out
+	if len(plan.Files) == 0 { // the owner of its network has no way out
 		return nil
 	}
 	etc, err := rootDir(root, "etc")
@@ -212,15 +213,38 @@ func attachNetwork(plan *rootPlan) error {
 	return attachTrust(root, plan)
 }
 
+func attachSysfs(root, sysfs int) error {
+	sys, err := rootDir(root, "sys")
+	if err != nil {
+		return err
+	}
+	defer unix.Close(sys)
+	if err := unix.MoveMount(sysfs, "", sys, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach sysfs: %w", err)
+	}
+	return plug(sysfs)
+}
+
+// openInRoot opens a name as a program of the sandbox would, links included, but for those of
+// /proc. A rename anywhere on the host disturbs a bounded resolution: it is repeated then
+// (openat2(2), EAGAIN).
+func openInRoot(root int, name string, flags uint64) (fd int, err error) {
+	how := unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
+	for range 1000 {
+		if fd, err = unix.Openat2(root, name, &how); !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	return fd, err
+}
+
 // rootDir opens a directory of the image's root, and makes it if there is none. A link is followed
 // as a program of the sandbox would follow it.
 func rootDir(root int, name string) (int, error) {
 	if err := unix.Mkdirat(root, name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 		return -1, fmt.Errorf("make /%s: %w", name, err)
 	}
-	fd, err := unix.Openat2(root, name, &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-	})
+	fd, err := openInRoot(root, name, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return -1, fmt.Errorf("open /%s of the image: %w: %w", name, err, runtime.ErrRootfs)
 	}

@@ -27,6 +27,7 @@ func (e *Engine) Stats(ctx context.Context, id string) (api.Stats, error) {
 		st = readStats(filepath.Join(launcher.CgroupDir, id))
 	}
 	st.At, st.WallMS = now.UTC(), ms(now.Sub(started).Microseconds())
+	st.Disk = e.diskStats(in, id)
 	return st, nil
 }
 

@@ -20,13 +20,14 @@ import (
 // nothing inside can make another one. The init is not asked for anything, which may have been
 // taken over, and gets no signal but the last.
 //
-//   - Every process gets SIGTERM, once: a program must not be disturbed while it tidies up.
-//   - A program that ignores SIGTERM gets SIGHUP too. Interactive shells ignore it (bash, dash), so
+//   - Every process gets SIGTERM, or the signal that the image or the request names instead, once:
+//     a program must not be disturbed while it tidies up.
+//   - A program that ignores it gets SIGHUP too. Interactive shells ignore it (bash, dash), so
 //     that a terminal's user does not end them by accident, and end on SIGHUP, which tells them
 //     that the terminal is gone. Others never get it: for many it means to reload the
 //     configuration, and it ends a program that is tidying up and does not expect it. The
-//     disposition before SIGTERM counts: a program that tidies up may ignore it meanwhile. And it
-//     is read twice, because readline sets a handler for a moment to see which one was there.
+//     disposition before the signal counts: a program that tidies up may ignore it meanwhile. And
+//     it is read twice, because readline sets a handler for a moment to see which one was there.
 //   - Then SIGCONT, or a stopped process would not notice.
 //   - A process with a terminal that got SIGHUP gets it again, several times a second: readline
 //     (8.2, with bash) checks for signals and then waits for input, and notices one in between with
@@ -104,15 +105,15 @@ func ended(pidfd int) bool {
 	return err == nil && n > 0
 }
 
-// lookAgain is the time after which terminate checks again whether a process ignores SIGTERM.
+// lookAgain is the time after which terminate checks again whether a process ignores the signal.
 const lookAgain = 2 * time.Millisecond
 
-// terminate asks every process to end. It returns pidfds of those at terminals that were hung up,
-// which are the caller's, also on error.
-func (t *tree) terminate(ctx context.Context) (interactive []int, err error) {
+// terminate asks every process by a signal to end. It returns pidfds of those at terminals that
+// were hung up, which are the caller's, also on error.
+func (t *tree) terminate(ctx context.Context, asks unix.Signal) (interactive []int, err error) {
 	deaf := map[int]bool{}
 	err = t.each(func(pid, pidfd int) {
-		deaf[pid] = ignores(pid, unix.SIGTERM)
+		deaf[pid] = ignores(pid, asks)
 		_ = unix.Close(pidfd)
 	})
 	if err != nil || len(deaf) == 0 {
@@ -123,10 +124,10 @@ func (t *tree) terminate(ctx context.Context) (interactive []int, err error) {
 	case <-ctx.Done():
 	}
 	err = t.each(func(pid, pidfd int) {
-		signals := []unix.Signal{unix.SIGTERM, unix.SIGCONT}
-		hangUp := deaf[pid] || ignores(pid, unix.SIGTERM)
+		signals := []unix.Signal{asks, unix.SIGCONT}
+		hangUp := deaf[pid] || ignores(pid, asks)
 		if hangUp {
-			signals = []unix.Signal{unix.SIGTERM, unix.SIGHUP, unix.SIGCONT}
+			signals = []unix.Signal{asks, unix.SIGHUP, unix.SIGCONT}
 		}
 		for _, sig := range signals {
 			_ = unix.PidfdSendSignal(pidfd, sig, nil, 0) // it may have ended
@@ -248,7 +249,13 @@ func (e *Engine) ask(ctx context.Context, in *instance, grace time.Duration) {
 		return
 	}
 	defer t.close()
-	interactive, err := t.terminate(ctx)
+	e.mu.Lock()
+	asks := unix.SIGTERM
+	if in.spec.StopSignal != 0 {
+		asks = unix.Signal(in.spec.StopSignal)
+	}
+	e.mu.Unlock()
+	interactive, err := t.terminate(ctx, asks)
 	var hangingUp sync.WaitGroup
 	if len(interactive) > 0 {
 		hangingUp.Go(func() { keepHangingUp(ctx, interactive) })

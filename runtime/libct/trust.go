@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -16,9 +17,10 @@ import (
 )
 
 // A sandbox whose policy inspects TLS trusts an authority of its own ([runtime.Spec.Trust]). Init
-// puts a file over the image's bundle of certificates that has those and the authority's. It lies
-// beside the sandbox's upper directory, so that no commit, snapshot or diff contains it. Java has a
-// store of its own, which gets another file.
+// puts a file over the image's bundle of certificates: the authority's certificate, then the
+// image's. It lies beside the sandbox's upper directory, so that no commit, snapshot or diff
+// contains it. Java has stores of its own; each gets another file, with its own certificates and
+// the authority's.
 
 // bundles are the places of certificate bundles in images. The first is made where an image has
 // none of them; it is [runtime.TrustFile].
@@ -30,8 +32,8 @@ var bundles = []string{
 	"etc/ssl/cert.pem",
 }
 
-// stores are the places of Java's stores of certificates in images, beside those of installations
-// in javaDirs.
+// stores are the places of Java's stores of certificates in images. Installations in javaDirs have
+// further ones.
 var stores = []string{
 	"etc/ssl/certs/java/cacerts",
 	"etc/pki/java/cacerts",
@@ -44,7 +46,7 @@ var javaDirs = []string{"usr/lib/jvm", "usr/java", "usr/local", "opt/java", "opt
 
 const (
 	maxBundle = 4 << 20 // bytes of the image's bundle
-	// Of the image's stores. What is larger or further is left as it is.
+	// Bounds of the image's stores. A store that is larger or beyond the count is left as it is.
 	maxStore    = 1 << 20 // bytes
 	maxStores   = 16
 	maxJavaDirs = 256 // installations in a directory
@@ -52,8 +54,10 @@ const (
 
 func trustFile(dir string) string { return filepath.Join(dir, "trust.crt") }
 
-// storeFile is the file over Java's stores.
-func storeFile(dir string) string { return filepath.Join(dir, "trust.java") }
+// storeFile is the file over one of Java's stores.
+func storeFile(dir string, i int) string {
+	return filepath.Join(dir, "trust."+strconv.Itoa(i)+".java")
+}
 
 // attachTrust puts the file over the bundles of the image, in Init.
 func attachTrust(root int, plan *rootPlan) error {
@@ -73,9 +77,7 @@ func trustAll(root int, plan *rootPlan) error {
 	}()
 	seen, copied := make(map[place]bool), false
 	for i, name := range bundles {
-		at, err := unix.Openat2(root, name, &unix.OpenHow{
-			Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-		})
+		at, err := openInRoot(root, name, unix.O_PATH)
 		switch {
 		case err != nil && i > 0:
 			continue // the image has none there
@@ -128,9 +130,7 @@ func makeBundle(root int) (int, error) {
 			return -1, fmt.Errorf("make /%s/%s: %w", path, name, err)
 		}
 		path += "/" + name
-		dir, err = unix.Openat2(root, path, &unix.OpenHow{
-			Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-		})
+		dir, err = openInRoot(root, path, unix.O_PATH|unix.O_DIRECTORY)
 		if err != nil {
 			return -1, fmt.Errorf("open /%s of the image: %w: %w", path, err, runtime.ErrRootfs)
 		}
@@ -153,10 +153,7 @@ func makeBundle(root int) (int, error) {
 
 // appendBundle appends the image's bundle to the file.
 func appendBundle(root int, name, file string) error {
-	fd, err := unix.Openat2(root, name, &unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-	})
+	fd, err := openInRoot(root, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
 		return fmt.Errorf("open /%s of the image: %w", name, err)
 	}
@@ -176,8 +173,8 @@ func appendBundle(root int, name, file string) error {
 	return nil
 }
 
-// trustStores puts one file over Java's stores in the image: the first that can be read, with the
-// authority. Where there is none, Java trusts what the image says.
+// trustStores puts a file over each of Java's stores in the image that can be read: the store with
+// the authority. Where there is none, Java trusts what the image says.
 func trustStores(root int, plan *rootPlan) error {
 	data, err := os.ReadFile(plan.Trust)
 	if err != nil {
@@ -187,20 +184,28 @@ func trustStores(root int, plan *rootPlan) error {
 	if block == nil {
 		return errors.New("read the authority: it is no certificate in PEM")
 	}
-	found, store, err := findStores(root, block.Bytes)
+	// All are found before the first is covered: a link to that one would lead to our file.
+	found, err := findStores(root)
 	defer func() {
 		for _, fd := range found {
 			_ = unix.Close(fd)
 		}
 	}()
-	if err != nil || store == nil {
+	if err != nil {
 		return err
 	}
-	file := storeFile(filepath.Dir(plan.Trust))
-	if err := os.WriteFile(file, store, 0o644); err != nil { //nolint:gosec // G306: every user of the sandbox reads it
-		return fmt.Errorf("write the store: %w", err)
-	}
-	for _, at := range found {
+	for i, at := range found {
+		store, err := readStore(at)
+		if err != nil {
+			return err
+		}
+		if store = withTrusted(store, block.Bytes); store == nil {
+			continue // it is left as it is
+		}
+		file := storeFile(filepath.Dir(plan.Trust), i)
+		if err := os.WriteFile(file, store, 0o644); err != nil { //nolint:gosec // G306: every user of the sandbox reads it
+			return fmt.Errorf("write the store: %w", err)
+		}
 		if err := mountFile(file, at, plan.ReadOnly); err != nil {
 			return err
 		}
@@ -208,21 +213,32 @@ func trustStores(root int, plan *rootPlan) error {
 	return nil
 }
 
-// findStores returns the places of Java's stores, each file once, and a store with a certificate
-// and all that is in the first of them.
-func findStores(root int, certificate []byte) (found []int, store []byte, err error) {
+// readStore reads a file of the image.
+func readStore(fd int) ([]byte, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("examine a store of the image: %w", err)
+	}
+	data := make([]byte, min(st.Size, maxStore))
+	n, err := unix.Pread(fd, data, 0)
+	if err != nil {
+		return nil, fmt.Errorf("read a store of the image: %w", err)
+	}
+	return data[:n], nil
+}
+
+// findStores returns the files at the places of Java's stores, each once.
+func findStores(root int) (found []int, err error) {
 	type place struct{ dev, ino uint64 }
 	seen := make(map[place]bool)
 	for _, name := range storeNames(root) {
-		fd, err := unix.Openat2(root, name, &unix.OpenHow{
-			Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-		})
+		fd, err := openInRoot(root, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 		if err != nil {
 			continue // the image has none there
 		}
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {
-			return found, nil, errors.Join(fmt.Errorf("examine /%s: %w", name, err), unix.Close(fd))
+			return found, errors.Join(fmt.Errorf("examine /%s: %w", name, err), unix.Close(fd))
 		}
 		at := place{st.Dev, st.Ino}
 		if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxStore || seen[at] || len(found) == maxStores {
@@ -231,31 +247,20 @@ func findStores(root int, certificate []byte) (found []int, store []byte, err er
 		}
 		seen[at] = true
 		found = append(found, fd)
-		if store != nil {
-			continue
-		}
-		data := make([]byte, st.Size)
-		n, err := unix.Pread(fd, data, 0)
-		if err != nil {
-			return found, nil, fmt.Errorf("read /%s of the image: %w", name, err)
-		}
-		store = withTrusted(data[:n], certificate)
 	}
-	return found, store, nil
+	return found, nil
 }
 
 // storeNames are the names that findStores looks at.
 func storeNames(root int) []string {
 	names := slices.Clone(stores)
 	for _, dir := range javaDirs {
-		fd, err := unix.Openat2(root, dir, &unix.OpenHow{
-			Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-		})
+		fd, err := openInRoot(root, dir, unix.O_RDONLY|unix.O_DIRECTORY)
 		if err != nil {
 			continue // the image has no such directory
 		}
 		f := os.NewFile(uintptr(fd), dir)
-		entries, _ := f.ReadDir(maxJavaDirs) // those that can be read
+		entries, _ := f.ReadDir(maxJavaDirs) // an error leaves the readable ones
 		_ = f.Close()                        // only read
 		for _, e := range entries {
 			for _, below := range []string{"lib/security/cacerts", "jre/lib/security/cacerts"} {
@@ -266,13 +271,17 @@ func storeNames(root int) []string {
 	return names
 }
 
-// writeTrust writes the authority's certificate into a new file that Init appends to, and makes one
-// for Java, which Init fills.
+// writeTrust writes the authority's certificate into a new file that Init appends to, and makes
+// those for Java, which Init fills.
 func (e *Engine) writeTrust(dir string, certificate []byte) error {
 	root := e.host.IDs[0].Outside
-	for file, data := range map[string][]byte{trustFile(dir): append(certificate, '\n'), storeFile(dir): nil} {
+	files := map[string][]byte{trustFile(dir): append(certificate, '\n')}
+	for i := range maxStores {
+		files[storeFile(dir, i)] = nil
+	}
+	for file, data := range files {
 		err := os.WriteFile(file, data, 0o644)                                                      //nolint:gosec // G306: every user of the sandbox reads it
-		if err = errors.Join(err, os.Lchown(file, root, root), os.Chmod(file, 0o644)); err != nil { //nolint:gosec // G302: as above
+		if err = errors.Join(err, os.Lchown(file, root, root), os.Chmod(file, 0o644)); err != nil { //nolint:gosec // G302: every user of the sandbox reads it
 			return fmt.Errorf("write the sandbox's authority: %w", err)
 		}
 	}

@@ -73,7 +73,7 @@ func Enforced(p *runtime.Profile) api.Enforced {
 	return api.Enforced{
 		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "network"},
 		IDs:        api.IDsOwn, Profile: p.Name, Seccomp: p.Name, NoNewPrivs: true, NonRoot: p.NonRoot, ReadOnlyRoot: p.ReadOnlyRoot,
-		Memory: "cgroup", CPU: "cgroup", CPUSet: "none", Pids: "cgroup", IO: "none", Network: "none",
+		Memory: "cgroup", CPU: "cgroup", CPUSet: "none", Pids: "cgroup", IO: "none", Network: "none", Disk: "none",
 	}
 }
 

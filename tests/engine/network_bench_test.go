@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -19,10 +18,7 @@ func BenchmarkCreate(b *testing.B) {
 	testenv.RequireUserNS(b)
 	f := newFixture(b)
 	requireNetworks(b, f)
-	d, err := f.Engine.(*launcher.Client).Describe(b.Context())
-	if err != nil {
-		b.Fatal(err)
-	}
+	d := describe(b, f)
 	maker := makerOf(b, d.PID)
 	b.Logf("the maker's own memory: %d KB; the launcher's: %d KB", private(b, maker), private(b, d.PID))
 	_, control := listen(b)

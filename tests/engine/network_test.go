@@ -38,16 +38,22 @@ import (
 // requireNetworks skips a test where this host gives sandboxes no network.
 func requireNetworks(t testing.TB, f runtimetest.Fixture) runtime.Networker {
 	t.Helper()
-	d, err := f.Engine.(*launcher.Client).Describe(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range d.Enforced.Missing {
+	for _, m := range describe(t, f).Enforced.Missing {
 		if strings.HasPrefix(m, "network: ") {
 			t.Skip(m)
 		}
 	}
 	return f.Engine.(*launcher.Client)
+}
+
+// describe returns the launcher's description of itself and its host.
+func describe(t testing.TB, f runtimetest.Fixture) runtime.Description {
+	t.Helper()
+	d, err := f.Engine.(*launcher.Client).Describe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 func networked(t *testing.T, f runtimetest.Fixture, id string) *runtime.Spec {
@@ -253,7 +259,7 @@ func TestFilesOfANetworkCoverTheImages(t *testing.T) {
 	}
 }
 
-// authority is a certificate that nobody verifies.
+// authority stands for a certificate in tests that look for its bytes only. No program verifies it.
 var authority = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("AUTHORITY")})
 
 // The authority of an inspected sandbox stands before the image's own, in each of its bundles.
@@ -317,11 +323,14 @@ func TestJavaStoresOfAnInspectedSandbox(t *testing.T) {
 	requireNetworks(t, f)
 	client := f.Engine.(*launcher.Client)
 	const debian, temurin = "/etc/ssl/certs/java/cacerts", "/opt/java/openjdk/lib/security/cacerts"
-	store := "\xfe\xed\xfe\xed\x00\x00\x00\x02\x00\x00\x00\x00" + strings.Repeat("x", sha1.Size) // without entries
+	// Two stores without entries, with different checksums.
+	store := "\xfe\xed\xfe\xed\x00\x00\x00\x02\x00\x00\x00\x00" + strings.Repeat("x", sha1.Size)
+	other := "\xfe\xed\xfe\xed\x00\x00\x00\x02\x00\x00\x00\x00" + "OTHER" + strings.Repeat("x", sha1.Size)
 	large := store + strings.Repeat("x", 2<<20)
 	for name, tc := range map[string]struct {
 		files []harness.File
 		have  []string          // stores that have it
+		own   map[string]string // parts of them that only they have
 		same  map[string]string // files that are as they were
 	}{
 		"debian": {
@@ -332,14 +341,17 @@ func TestJavaStoresOfAnInspectedSandbox(t *testing.T) {
 			},
 			have: []string{debian, "/usr/lib/jvm/java-17/lib/security/cacerts", "/usr/lib/jvm/java-8/jre/lib/security/cacerts"},
 		},
-		"temurin":  {files: []harness.File{{Name: temurin[1:], Body: store}}, have: []string{temurin}},
-		"openjdk":  {files: []harness.File{{Name: "usr/local/openjdk-11/lib/security/cacerts", Body: store}}, have: []string{"/usr/local/openjdk-11/lib/security/cacerts"}},
-		"other":    {files: []harness.File{{Name: temurin[1:], Body: "OWN"}}, same: map[string]string{temurin: "OWN"}},
-		"one of 2": {files: []harness.File{{Name: debian[1:], Body: "OWN"}, {Name: temurin[1:], Body: store}}, have: []string{debian, temurin}},
-		"large":    {files: []harness.File{{Name: temurin[1:], Body: large}}, same: map[string]string{temurin: large}},
-		"out":      {files: []harness.File{{Name: debian[1:], Type: tar.TypeSymlink, Link: "../../../../../../init"}}},
-		"pipe":     {files: []harness.File{{Name: debian[1:], Type: tar.TypeFifo, Mode: 0o644}}},
-		"dir":      {files: []harness.File{{Name: debian[1:] + "/", Type: tar.TypeDir, Mode: 0o755}, {Name: "opt", Type: tar.TypeSymlink, Link: "opt"}}},
+		"temurin": {files: []harness.File{{Name: temurin[1:], Body: store}}, have: []string{temurin}},
+		"openjdk": {files: []harness.File{{Name: "usr/local/openjdk-11/lib/security/cacerts", Body: store}}, have: []string{"/usr/local/openjdk-11/lib/security/cacerts"}},
+		"other":   {files: []harness.File{{Name: temurin[1:], Body: "OWN"}}, same: map[string]string{temurin: "OWN"}},
+		"one of 2": {
+			files: []harness.File{{Name: debian[1:], Body: "OWN"}, {Name: temurin[1:], Body: store}}, have: []string{temurin}, same: map[string]string{debian: "OWN"},
+		},
+		"two":   {files: []harness.File{{Name: debian[1:], Body: store}, {Name: temurin[1:], Body: other}}, have: []string{debian, temurin}, own: map[string]string{temurin: "OTHER"}},
+		"large": {files: []harness.File{{Name: temurin[1:], Body: large}}, same: map[string]string{temurin: large}},
+		"out":   {files: []harness.File{{Name: debian[1:], Type: tar.TypeSymlink, Link: "../../../../../../init"}}},
+		"pipe":  {files: []harness.File{{Name: debian[1:], Type: tar.TypeFifo, Mode: 0o644}}},
+		"dir":   {files: []harness.File{{Name: debian[1:] + "/", Type: tar.TypeDir, Mode: 0o755}, {Name: "opt", Type: tar.TypeSymlink, Link: "opt"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			files := []harness.File{{Name: runtime.TrustFile[1:]}}
@@ -356,6 +368,11 @@ func TestJavaStoresOfAnInspectedSandbox(t *testing.T) {
 			for _, at := range tc.have {
 				if got := read(t, sandbox, at); !strings.Contains(got, "AUTHORITY") || len(got) < len(store) || got[:11] != store[:11] || got[11] != 1 {
 					t.Errorf("%s is %q", at, got)
+				}
+			}
+			for _, at := range tc.have {
+				if got := read(t, sandbox, at); tc.own != nil && strings.Contains(got, "OTHER") != (tc.own[at] != "") {
+					t.Errorf("%s has the entries of another store: %q", at, got)
 				}
 			}
 			for at, want := range tc.same {
@@ -509,7 +526,8 @@ func TestSandboxHasNoPowerOverItsNetwork(t *testing.T) {
 	without(&with.Profile, off)
 	without(&control.Profile, off)
 	sandbox, free := begin(t, f, with), begin(t, f, control)
-	// One that shares the network of either has no power, also over that which its owner can change.
+	// A sandbox that shares the network of either has no power over it, also where the owner can
+	// change it.
 	var guests []*host.Client
 	for id, owner := range map[string]*runtime.Spec{"guestofpower": with, "guestofcontrol": control} {
 		spec := sharing(t, f, id, owner)
@@ -554,12 +572,10 @@ func TestSharedNetworkIsOneNamespace(t *testing.T) {
 	testenv.RequireUserNS(t)
 	f := newFixture(t)
 	n := requireNetworks(t, f)
-	d, err := f.Engine.(*launcher.Client).Describe(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := describe(t, f)
 	program := harness.Helper(t, "neighbour")
-	for _, owner := range []*runtime.Spec{networked(t, f, "connected"), f.NewSpec(t, "alone")} {
+	// The one without a network comes first: namespaces are made ahead, and removed, for the other.
+	for _, owner := range []*runtime.Spec{f.NewSpec(t, "alone"), networked(t, f, "connected")} {
 		t.Run(owner.ID, func(t *testing.T) {
 			first := begin(t, f, owner)
 			held := descriptorsOf(t, d.PID, owner.Network)
@@ -603,7 +619,7 @@ func TestSharedNetworkIsOneNamespace(t *testing.T) {
 			if s, err := n.NetworkSockets(t.Context(), spec.ID); !errors.Is(err, runtime.ErrNoNetwork) {
 				t.Errorf("its sockets: %+v, %v", s, err)
 			}
-			if got := namespacesHeld(t, d.PID); got != held.namespaces {
+			if got := len(namespacesHeld(t, d.PID)); got != held.namespaces {
 				t.Errorf("with it the launcher holds %d descriptors of namespaces, before %d", got, held.namespaces)
 			}
 			if err := st.Pidfd.Close(); err != nil {
@@ -611,7 +627,8 @@ func TestSharedNetworkIsOneNamespace(t *testing.T) {
 			}
 			end(t, f.Engine, spec.ID)
 
-			// Neither do failures leave any: of an owner with another network, and of a broken image.
+			// Failed starts leave no descriptor: of a guest that expects another network of its owner, and
+			// of one with a broken image.
 			wrong := sharing(t, f, owner.ID+"wrong", owner)
 			wrong.Network = !owner.Network
 			if _, err := tryBegin(t, f, wrong); err == nil {
@@ -632,7 +649,8 @@ func TestSharedNetworkIsOneNamespace(t *testing.T) {
 	}
 }
 
-// The namespace lasts as long as the one that joined, which keeps its loopback when its owner ends.
+// The namespace lasts as long as the sandbox that joined it, which keeps its loopback when its
+// owner ends.
 func TestSharedNetworkOutlivesItsOwner(t *testing.T) {
 	testenv.RequireUserNS(t)
 	f := newFixture(t)
@@ -705,27 +723,18 @@ func descriptorsOf(t testing.TB, pid int, ahead bool) held {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return held{namespacesHeld(t, pid), len(entries)}
-}
-
-// namespacesHeld counts a process's descriptors of network namespaces, each of them.
-func namespacesHeld(t testing.TB, pid int) (n int) {
-	t.Helper()
-	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil && strings.HasPrefix(to, "net:[") {
-			n++
-		}
-	}
-	return n
+	return held{len(namespacesHeld(t, pid)), len(entries)}
 }
 
 // namespacesOf returns the network namespaces that a process holds open, sorted.
-func namespacesOf(t testing.TB, pid int) (all []string) {
+func namespacesOf(t testing.TB, pid int) []string {
+	t.Helper()
+	return slices.Compact(namespacesHeld(t, pid))
+}
+
+// namespacesHeld returns the network namespaces that a process has descriptors of, sorted; one for
+// each descriptor.
+func namespacesHeld(t testing.TB, pid int) (all []string) {
 	t.Helper()
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(dir)
@@ -738,7 +747,7 @@ func namespacesOf(t testing.TB, pid int) (all []string) {
 		}
 	}
 	slices.Sort(all)
-	return slices.Compact(all)
+	return all
 }
 
 // filled waits until the launcher has made its namespaces ahead, beside those of n sandboxes.
@@ -760,10 +769,7 @@ func TestNetworkLivesAndEndsWithItsSandbox(t *testing.T) {
 	testenv.RequireUserNS(t)
 	f := newFixture(t)
 	n := requireNetworks(t, f)
-	d, err := f.Engine.(*launcher.Client).Describe(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := describe(t, f)
 	if held := namespacesOf(t, d.PID); len(held) != 0 {
 		t.Errorf("before the first use the launcher holds %v", held)
 	}
@@ -938,17 +944,14 @@ func TestMakerIsConfined(t *testing.T) {
 		o := options(t)
 		o.Launcher, o.Version = harness.Helper(t, "makerfoe"), order
 		f := fixture(t, o)
-		d, err := f.Engine.(*launcher.Client).Describe(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := describe(t, f)
 		said := strings.Join(d.Enforced.Missing, "; ")
 		_, after, found := strings.Cut(said, "attacked, works:")
 		list, _, whole := strings.Cut(after, " end")
 		if !found || !whole {
 			t.Fatalf("%s: the maker says %q", order, said)
 		}
-		// The attack is no launcher's whose sandboxes have networks.
+		// A launcher with such a maker gives no sandbox a network.
 		if _, err := tryBegin(t, f, networked(t, f, "refused")); !errors.Is(err, runtime.ErrUnenforceable) || !strings.Contains(fmt.Sprint(err), "attacked") {
 			t.Errorf("a sandbox with a network: %v", err)
 		}

@@ -90,8 +90,9 @@ func dialAs(uid int, socket string) (net.Conn, error) {
 	return conn, err
 }
 
-// Without subordinate ids everything still works, with a single-id map, and is said.
-func TestUserWithoutSubordinateIDsGetsASingleIDMap(t *testing.T) {
+// withoutIDs starts a daemon of a user that has no subordinate ids.
+func withoutIDs(t *testing.T) *harness.Daemon {
+	t.Helper()
 	testenv.RequireRoot(t)
 	testenv.RequireUserNS(t)
 	// Neither the binaries nor the temporary directory need lie where that user can go.
@@ -107,8 +108,12 @@ func TestUserWithoutSubordinateIDsGetsASingleIDMap(t *testing.T) {
 		}
 	}
 	t.Setenv("SANDBOXD_BIN", bin)
+	return harness.Start(t, harness.Options{User: &syscall.Credential{Uid: nobodyUID, Gid: nobodyUID}})
+}
 
-	d := harness.Start(t, harness.Options{User: &syscall.Credential{Uid: nobodyUID, Gid: nobodyUID}})
+// Without subordinate ids everything still works, with a single-id map, and is said.
+func TestUserWithoutSubordinateIDsGetsASingleIDMap(t *testing.T) {
+	d := withoutIDs(t)
 	s := d.Create(t, api.CreateSandbox{})
 	if s.Enforced.IDs != "single" {
 		t.Errorf("enforced.ids is %q, want single", s.Enforced.IDs)

@@ -383,7 +383,7 @@ func TestAgentRunsAreRemovedWithTheirSnapshots(t *testing.T) {
 	if runs, err := filepath.Glob(filepath.Join(output, "*")); err != nil || len(runs) != 0 {
 		t.Errorf("%v, %v", runs, err)
 	}
-	if got := d.CLI(t, "agent", "rm", dir); got.Code != 125 || !strings.Contains(got.Stderr, "there is no run") {
+	if got := d.CLI(t, "agent", "rm", dir); got.Code != 1 || !strings.Contains(got.Stderr, "there is no run") {
 		t.Errorf("rm of nothing: %+v", got)
 	}
 }

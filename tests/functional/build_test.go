@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -121,7 +122,7 @@ CMD ["main.py"]
 	if anew := build("-t", "local/app:3", "--label", "built=yes", "--no-cache"); anew != first {
 		t.Errorf("everything done anew gives %s, was %s", anew, first)
 	}
-	if got := d.CLI(t, "run", "local/app:1", "--", "sh", "-c", "app; python3 main.py; id -un; cat /etc/app.conf; pwd; ls /tmp; ls -ln /usr/local/bin/app"); got.Code != 0 ||
+	if got := d.CLI(t, "run", "--entrypoint=", "local/app:1", "--", "sh", "-c", "app; python3 main.py; id -un; cat /etc/app.conf; pwd; ls /tmp; ls -ln /usr/local/bin/app"); got.Code != 0 ||
 		!strings.HasPrefix(got.Stdout, "good day from C\nhello /opt/app\nuser\n/opt/app\n/opt/app\n-rwxr-xr-x 1 1000 50 ") {
 		t.Errorf("the image runs as %+v", got)
 	}
@@ -431,4 +432,30 @@ func noSandboxes(t *testing.T, d *harness.Daemon) error {
 		return fmt.Errorf("%d sandboxes are left", info.Sandboxes)
 	}
 	return nil
+}
+
+// A rebuild whose steps are all cached is the same image, named or not, and leaves no other behind.
+func TestCachedRebuildIsTheSameImage(t *testing.T) {
+	d := small(t)
+	c := d.Client(t)
+	context := dockerfile(t, "FROM local/base:1 AS first\nCOPY a /a\nFROM first\nENV A=b\nRUN cat /a > /b\n", harness.File{Name: "a", Body: "1"})
+	for _, opts := range []api.Build{{Tags: []string{"local/x:1"}}, {}, {Tags: []string{"local/x:1"}, Labels: map[string]string{"k": "v"}}} {
+		first, _ := d.MustBuild(t, context, opts)
+		before, err := c.Images(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A configuration has the time in seconds: the last rebuild is in another one.
+		for began, last := time.Now().Unix(), false; !last; {
+			last = time.Now().Unix() != began
+			again, events := d.MustBuild(t, context, opts)
+			if again.Digest != first.Digest {
+				t.Fatalf("%+v: %s after %s, with %s", opts, again.Digest, first.Digest, status(events))
+			}
+		}
+		after, err := c.Images(t.Context())
+		if err != nil || len(after) != len(before) {
+			t.Errorf("%+v: %d images, then %d: %v", opts, len(before), len(after), err)
+		}
+	}
 }

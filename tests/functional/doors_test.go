@@ -133,7 +133,7 @@ func TestSecretsAreKeptSealed(t *testing.T) {
 	if err := os.Rename(key, key+".away"); err != nil {
 		t.Fatal(err)
 	}
-	if listed := d.CLI(t, "secret", "ls"); listed.Code == 0 || !strings.Contains(listed.Stderr, "github") {
+	if listed := d.CLI(t, "secret", "ls"); listed.Code != 0 || !strings.Contains(listed.Stdout, "(unreadable)") || !strings.Contains(listed.Stderr, "github") {
 		t.Errorf("without the key: %+v", listed)
 	}
 	if err := os.Rename(key+".away", key); err != nil {

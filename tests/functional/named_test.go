@@ -49,7 +49,7 @@ for at in sys.argv[1:]:
 print(json.dumps(told))
 `
 
-// visit returns what a sandbox is told at addresses.
+// visit returns the answers that a sandbox gets at addresses.
 func visit(t *testing.T, s *harness.Sandbox, at ...string) []string {
 	t.Helper()
 	got := s.Exec(t, api.ExecRequest{Argv: append([]string{"python3", "-c", visits}, at...), Timeout: testenv.HungAfter.Seconds()})
@@ -60,7 +60,7 @@ func visit(t *testing.T, s *harness.Sandbox, at ...string) []string {
 	return told
 }
 
-// wantVisits compares what a sandbox is told, given as address and answer in turn.
+// wantVisits compares the answers that a sandbox gets, given as address and answer in turn.
 func wantVisits(t *testing.T, when string, s *harness.Sandbox, want ...string) {
 	t.Helper()
 	var at, answers []string
@@ -106,9 +106,9 @@ func gatewayOf(t *testing.T, d *harness.Daemon) (pid int) {
 	return 0
 }
 
-// Sandboxes in a named network reach each other by name, and only what listens on all addresses;
-// others reach none of them. So it is after a crash of the gateway, of the daemon, and for
-// sandboxes that stop and start, or are forked.
+// Sandboxes in a named network reach each other by name, and only servers that listen on all
+// addresses. Other sandboxes reach none of them. Both hold after a crash of the gateway, after one
+// of the daemon, and for sandboxes that stop and start, or are forked.
 func TestNamedNetworks(t *testing.T) {
 	testenv.SameForAll(t)
 	d := start(t)
@@ -151,7 +151,7 @@ func TestNamedNetworks(t *testing.T) {
 	}
 	reach("created")
 
-	// Every address of the range that is somebody's, from everybody.
+	// Each sandbox tries the address of each member of the networks.
 	addresses := strings.Fields(web.Sh(t, `python3 -c 'import socket; print(*(socket.gethostbyname(n) for n in ("web.front", "db", "cache")))'`))
 	if len(addresses) != 3 || slices.Contains(addresses, "192.0.2.1") {
 		t.Fatalf("addresses %v", addresses)
@@ -193,6 +193,42 @@ func TestNamedNetworks(t *testing.T) {
 		return nil
 	})
 
+	// So has the record of the sandbox that is connected to, with attempts that it refused. A flood of
+	// them does not fill it.
+	harness.Eventually(t, func() error {
+		counts := make(map[string]int)
+		for _, f := range db.Flows(t) {
+			counts[fmt.Sprintf("%s %t %s %s %d %s %s", f.Kind, f.Allow, f.Name, f.Address, f.Port, f.Rule, f.Reason)]++
+		}
+		for _, want := range []string{"peer true web " + addresses[0] + " 8000 network back ", "peer true web " + addresses[0] + " 8002 network back connection refused"} {
+			if counts[want] == 0 {
+				return fmt.Errorf("the record of Db has %v, and not %q", counts, want)
+			}
+		}
+		for what := range counts {
+			if strings.HasPrefix(what, "peer true cache") || strings.HasPrefix(what, "peer true lone") {
+				return fmt.Errorf("the record of Db has %q", what)
+			}
+		}
+		return nil
+	})
+	networks := func() string {
+		t.Helper()
+		out := d.CLI(t, "network", "ls")
+		if out.Code != 0 {
+			t.Fatalf("%+v", out)
+		}
+		var rows []string
+		for row := range strings.Lines(out.Stdout) {
+			rows = append(rows, strings.Join(strings.Fields(row), " "))
+		}
+		return strings.Join(rows, "\n")
+	}
+	const listed = "NETWORK SANDBOX STATE ADDRESS\nback web running %s\nback Db running %s\nfront web running %[1]s\nfront cache running %[3]s"
+	if got, want := networks(), fmt.Sprintf(listed, addresses[0], addresses[1], addresses[2]); got != want {
+		t.Errorf("network ls:\n%s\nwant\n%s", got, want)
+	}
+
 	copies := fork(t, d, web.ID, api.ForkSandbox{Names: []string{"copy"}})
 	serves(copies...)
 	wantVisits(t, "forked", db, "copy:8000", "copy", "web:8000", "web")
@@ -200,7 +236,7 @@ func TestNamedNetworks(t *testing.T) {
 	copies[0].Delete(t)
 	wantVisits(t, "the fork is deleted", db, "copy:8000", "no such name", "web:8000", "web")
 
-	// Who is in a network is decided at creation.
+	// Membership is set at creation only.
 	if err := d.Call(t.Context(), "PATCH", "/v1/sandboxes/"+lone.ID, api.UpdateSandbox{Network: &api.Network{Mode: api.NetworkFull, Join: []string{"front"}}}, nil); err == nil {
 		t.Error("a sandbox joins a network later")
 	}
@@ -225,6 +261,9 @@ func TestNamedNetworks(t *testing.T) {
 	reach("another daemon")
 
 	db.MustTurn(t, "stop", api.StopSandbox{}, api.StateStopped)
+	if got := networks(); !strings.Contains(got, "back Db stopped -") {
+		t.Errorf("network ls:\n%s", got)
+	}
 	wantVisits(t, "stopped", web, "db:8000", "no such name", addresses[1]+":8000", "ECONNRESET", "cache:8000", "cache")
 	db.MustTurn(t, "start", api.StartSandbox{}, api.StateRunning)
 	serves(db)

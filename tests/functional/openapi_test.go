@@ -18,6 +18,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/agent/llm/llmtest"
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/api/openapi"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/contract"
@@ -126,6 +127,16 @@ func decoded[T any](t *testing.T, data []byte) T {
 	return v
 }
 
+// workspace sends the example that needs a sandbox with a workspace.
+func (w *walk) workspace() {
+	w.t.Helper()
+	s := w.d.Create(w.t, api.CreateSandbox{Settings: api.Settings{Workspace: workspaceOf(w.t, w.t.TempDir())}})
+	work := w.names["id"]
+	defer func() { w.names["id"] = work }()
+	w.names["id"] = s.ID
+	w.step("changes")
+}
+
 // network sends the examples that need a sandbox with a network.
 func (w *walk) network() {
 	w.t.Helper()
@@ -164,6 +175,26 @@ while True:
 	w.done["connectPort"] = true
 }
 
+// pipes sends the example of a program with pipes, as our client does.
+func (w *walk) pipes() {
+	w.t.Helper()
+	c := client.New(w.d.Socket)
+	defer c.Close()
+	i := slices.IndexFunc(openapi.Operations, func(o openapi.Operation) bool { return o.ID == "execPipes" })
+	p, err := c.ExecPipes(w.t.Context(), w.names["id"], openapi.Operations[i].Body.Value.(api.ExecRequest))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer p.Close()
+	if out, err := io.ReadAll(p.Stdout); err != nil || string(out) != "hi\n" {
+		w.t.Errorf("stdout %q, %v", out, err)
+	}
+	if end, err := p.Wait(); err != nil || end.Exit.Code != 3 {
+		w.t.Errorf("%+v, %v", end, err)
+	}
+	w.done["execPipes"] = true
+}
+
 // Every route of the document answers its example as the document says.
 func TestOpenAPIExamples(t *testing.T) {
 	testenv.SameForAll(t)
@@ -176,6 +207,7 @@ func TestOpenAPIExamples(t *testing.T) {
 	w.step("health")
 	w.step("getSystem")
 	w.step("checks")
+	w.step("diskUsage")
 	w.step("listProfiles")
 	w.step("profile")
 
@@ -187,15 +219,20 @@ func TestOpenAPIExamples(t *testing.T) {
 	w.step("sandbox")
 	w.step("updateSandbox")
 	w.step("stats")
+	w.step("allStats")
 	w.step("processes")
 
 	w.step("setSecret")
 	w.step("listSecrets")
 	w.step("deleteSecret")
 
+	w.workspace()
 	w.network()
+	w.step("listNetworks")
 	w.step("exec")
 	w.step("exec", accept(api.TypeNDJSON))
+	w.step("exec", accept(api.TypeStream))
+	w.pipes()
 	w.step("stdin")
 	w.step("resizeExec")
 	w.step("signalExec")
@@ -244,6 +281,7 @@ func TestOpenAPIExamples(t *testing.T) {
 	w.step("logs")
 	w.step("stopSandbox")
 	w.step("waitSandbox")
+	w.step("renameSandbox")
 	w.step("startSandbox")
 	w.step("rollback")
 	w.step("deleteSandbox")
@@ -253,6 +291,7 @@ func TestOpenAPIExamples(t *testing.T) {
 	w.step("run")
 	w.step("run", accept(api.TypeNDJSON))
 
+	w.step("events")
 	w.agent()
 	w.step("shutdown")
 	for _, o := range openapi.Operations {

@@ -114,6 +114,40 @@ func TestShutdownCanKeepSandboxes(t *testing.T) {
 	}
 }
 
+// shutdown stops the sandboxes and keeps their files, and the next daemon starts them again with a
+// launcher of its own. With --delete they are gone.
+func TestShutdownStopsSandboxes(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Name: "work"})
+	s.Sh(t, "echo kept >/tmp/mine")
+	launcher := d.System(t).Launcher
+	d.Mark(t)
+	if r := d.CLI(t, "shutdown"); r.Code != 0 || !strings.Contains(r.Stderr, "kept with their files: work\n") {
+		t.Fatalf("shutdown: exit %d, stderr %q", r.Code, r.Stderr)
+	}
+	d.WaitExit(t)
+	eventually(t, func() error { return gone(launcher) })
+	d.Launch(t)
+	if now, err := s.Inspect(t.Context()); err != nil || now.State != api.StateStopped {
+		t.Fatalf("after the restart: %+v, %v", now, err)
+	}
+	if r := d.CLI(t, "start", "work"); r.Code != 0 {
+		t.Fatalf("start: exit %d, stderr %q", r.Code, r.Stderr)
+	}
+	if got := s.Sh(t, "cat /tmp/mine"); got != "kept\n" {
+		t.Errorf("after the restart: %q", got)
+	}
+	d.Mark(t)
+	if r := d.CLI(t, "shutdown", "--delete"); r.Code != 0 {
+		t.Fatalf("shutdown --delete: exit %d, stderr %q", r.Code, r.Stderr)
+	}
+	d.WaitExit(t)
+	d.Launch(t)
+	if n := d.System(t).Sandboxes; n != 0 {
+		t.Errorf("%d sandboxes are left", n)
+	}
+}
+
 // The launcher's death ends every sandbox, by the kernel, and the daemon says so instead of
 // hanging.
 func TestLauncherDeathEndsSandboxes(t *testing.T) {

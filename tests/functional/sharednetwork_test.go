@@ -28,7 +28,7 @@ while True:
 `, port, word)}
 }
 
-// hears returns what a program of the sandbox hears at an address, or its error.
+// hears returns the answer that a program of the sandbox gets at an address, or its error.
 func hears(t *testing.T, s *harness.Sandbox, address string, port int) string {
 	t.Helper()
 	return strings.TrimSpace(s.Exec(t, api.ExecRequest{Argv: []string{"python3", "-c", fmt.Sprintf(`
@@ -52,8 +52,9 @@ func serves(t *testing.T, client *harness.Sandbox) {
 	})
 }
 
-// A sandbox that shares another one's network reaches its servers and whatever it may reach, and no
-// more. Others do not. It does so for as long as the other one runs, with this daemon and the next.
+// A sandbox that shares the network of another one reaches the servers of that one, and the
+// destinations that it may reach, and no more. Other sandboxes do not reach them. This holds while
+// the other one runs, with this daemon and the next.
 func TestSharedNetwork(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := start(t)

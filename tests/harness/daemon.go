@@ -582,7 +582,7 @@ func (d *Daemon) run(t testing.TB, stdin io.Reader, args []string) Result {
 	}
 	if strings.Contains(stderr.String(), "no daemon was running; started one") {
 		t.Errorf("sandboxd %q found no daemon, and started one: %s", args, &stderr)
-		if out, err := exec.Command(d.program, "shutdown", "--socket", d.Socket).CombinedOutput(); err != nil { // or it goes on for minutes
+		if out, err := exec.Command(d.program, "shutdown", "--delete", "--socket", d.Socket).CombinedOutput(); err != nil { // or it goes on for minutes
 			t.Errorf("end it: %v: %s", err, out)
 		}
 	}

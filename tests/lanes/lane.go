@@ -27,7 +27,8 @@ import (
 )
 
 // testUser is the ordinary user that is made for the rootless lane when the lanes are run by root.
-const testUser = "sandboxd-test"
+// Tests of the root lane then run programs as that user, too.
+const testUser = testenv.Account
 
 // testTimeout ends the tests of one package in one lane if they hang. soakTimeout is that of a
 // soak run.
@@ -101,6 +102,7 @@ func planLanes(which string, euid int) ([]*lane, error) {
 			return nil, err
 		}
 		rootless.user = u
+		root.require += ",account"
 	}
 	switch which {
 	case "root":

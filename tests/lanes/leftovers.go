@@ -56,7 +56,7 @@ func shutDown(ctx context.Context, pid int) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	argv := []string{args[0], "shutdown", "--socket", args[at+1]}
+	argv := []string{args[0], "shutdown", "--delete", "--socket", args[at+1]}
 	if os.Geteuid() != 0 && st.Uid == 0 {
 		argv = append([]string{"sudo", "-n"}, argv...)
 	}

@@ -101,9 +101,9 @@ func as(t *testing.T, socket string, uid int) *tenant {
 	return &tenant{t, &http.Client{Transport: tr}}
 }
 
-// Two users of the host share a daemon, and neither a name, an id of the host, nor a limit of the
-// other's.
-func TestMultiTenant(t *testing.T) {
+// startMultiTenant starts a daemon for two users of the host.
+func startMultiTenant(t *testing.T) (one, two *tenant, log *bytes.Buffer) {
+	t.Helper()
 	testenv.RequireRoot(t)
 	testenv.RequireOwnIDs(t)
 	testenv.RequireCgroup(t, "memory")
@@ -116,17 +116,17 @@ func TestMultiTenant(t *testing.T) {
 		t.Fatal(err)
 	}
 	socket := filepath.Join(dir, "api.sock")
-	var log bytes.Buffer
+	log = new(bytes.Buffer)
 	cmd := exec.Command(harness.Program(t, "sandboxd"), "serve", "--multi-tenant", "--tenants", "40001,40002", "--socket", socket,
 		"--data-dir", filepath.Join(dir, "data"), "--runtime-dir", filepath.Join(dir, "run"))
-	cmd.Stdout, cmd.Stderr = &log, &log
+	cmd.Stdout, cmd.Stderr = log, log
 	cmd.WaitDelay = time.Second
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
-	operator, one, two := as(t, socket, 0), as(t, socket, 40001), as(t, socket, 40002)
+	operator := as(t, socket, 0)
 	t.Cleanup(func() {
 		_ = operator.call(http.MethodPost, "/v1/system/shutdown", api.Shutdown{}, nil)
 		select {
@@ -146,6 +146,13 @@ func TestMultiTenant(t *testing.T) {
 		}
 		return operator.call(http.MethodGet, "/healthz", nil, nil)
 	})
+	return as(t, socket, 40001), as(t, socket, 40002), log
+}
+
+// Two users of the host share a daemon, and neither a name, an id of the host, nor a limit of the
+// other's.
+func TestMultiTenant(t *testing.T) {
+	one, two, log := startMultiTenant(t)
 	var first, second api.Sandbox
 	small := api.Limits{Memory: 64 * mib, Pids: 30}
 	err1 := one.call(http.MethodPost, "/v1/sandboxes", api.CreateSandbox{Name: "box", Limits: small}, &first)
@@ -180,8 +187,126 @@ func TestMultiTenant(t *testing.T) {
 	if all != filepath.Dir(cgroupOf(t, second.PID)) || read(t, all, "memory.max") == "max" || read(t, all, "pids.max") == "max" || read(t, all, "cpu.weight") != "50" {
 		t.Errorf("memory.max %s, pids.max %s, cpu.weight %s of %s", read(t, all, "memory.max"), read(t, all, "pids.max"), read(t, all, "cpu.weight"), all)
 	}
-	err = one.call(http.MethodPost, "/v1/sandboxes", api.CreateSandbox{Limits: api.Limits{Memory: 1 << 40, Pids: 30}}, nil)
+	err := one.call(http.MethodPost, "/v1/sandboxes", api.CreateSandbox{Limits: api.Limits{Memory: 1 << 40, Pids: 30}}, nil)
 	if err == nil || !strings.Contains(err.Error(), "the most of one tenant") {
 		t.Errorf("all the memory there is: %v", err)
+	}
+}
+
+// page serves its argument on port 8000.
+const page = `
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(sys.argv[1].encode())
+    def log_message(self, *args):
+        pass
+http.server.HTTPServer(("0.0.0.0", 8000), Handler).serve_forever()
+`
+
+// visit prints what port 8000 of its argument serves, or the error.
+const visit = `
+import errno, http.client, socket, sys
+try:
+    c = http.client.HTTPConnection(sys.argv[1], 8000)
+    c.request("GET", "/")
+    print(c.getresponse().read().decode())
+except socket.gaierror:
+    print("no such name")
+except OSError as e:
+    print(errno.errorcode.get(e.errno, str(e)))
+`
+
+// Tenants neither see, find, reach nor use each other's named networks and secrets, also where all
+// names are the same.
+func TestTenantsNetworksAndSecrets(t *testing.T) {
+	one, two, log := startMultiTenant(t)
+	small := api.Limits{Memory: 64 * mib, Pids: 30}
+	create := func(c *tenant, name string, command ...string) (s api.Sandbox) {
+		t.Helper()
+		if err := c.call(http.MethodPost, "/v1/sandboxes", api.CreateSandbox{Name: name, Limits: small, Network: api.Network{Join: []string{"back"}}, Command: command}, &s); err != nil {
+			t.Fatalf("%v\n%s", err, log)
+		}
+		return s
+	}
+	see := func(c *tenant, from, at string) string {
+		t.Helper()
+		var got api.ExecResult
+		err := c.call(http.MethodPost, "/v1/sandboxes/"+from+"/exec", api.ExecRequest{Argv: []string{"python3", "-c", visit, at}, Timeout: testenv.HungAfter.Seconds()}, &got)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(got.Stdout + got.Stderr)
+	}
+	wait := func(c *tenant, want string) {
+		t.Helper()
+		harness.Eventually(t, func() error {
+			if got := see(c, "app", "db"); got != want {
+				return fmt.Errorf("db serves %q, want %q", got, want)
+			}
+			return nil
+		})
+	}
+	db := create(one, "db", "python3", "-c", page, "of one")
+	create(one, "app")
+	create(two, "app")
+	wait(one, "of one")
+	networks := func(c *tenant) (list api.NetworkList) {
+		t.Helper()
+		if err := c.call(http.MethodGet, "/v1/networks", nil, &list); err != nil || len(list.Networks) != 1 || list.Networks[0].Name != "back" {
+			t.Fatalf("%+v, %v", list, err)
+		}
+		return list
+	}
+	members := networks(one).Networks[0].Sandboxes
+	if len(members) != 2 || members[0].Name != "db" || members[0].ID != db.ID || members[0].Address == "" {
+		t.Fatalf("networks of the first: %+v", members)
+	}
+	if all := networks(two).Networks[0].Sandboxes; len(all) != 1 || all[0].Name != "app" || all[0].ID == members[1].ID {
+		t.Errorf("networks of the second: %+v", all)
+	}
+	for at, want := range map[string]string{"db": "no such name", "db.back": "no such name", "db.back.internal": "no such name", members[0].Address: "ECONNRESET"} {
+		if got := see(two, "app", at); got != want {
+			t.Errorf("the second sees %q at %s, want %q", got, at, want)
+		}
+	}
+	create(two, "db", "python3", "-c", page, "of two")
+	wait(two, "of two")
+	wait(one, "of one")
+	if all := networks(two).Networks[0].Sandboxes; len(all) != 2 || all[1].Address != members[0].Address {
+		t.Errorf("an address depends on another tenant's sandboxes: %+v and %+v", all, members)
+	}
+	if err := two.call(http.MethodGet, "/v1/sandboxes/"+db.ID+"/flows", nil, nil); err == nil || !strings.Contains(err.Error(), "404") {
+		t.Errorf("flows of another's: %v", err)
+	}
+
+	secret := api.SetSecret{Kind: api.SecretBearer, Value: "value-of-the-first", Host: "api.github.com", Variable: "TOKEN"}
+	if err := one.call(http.MethodPut, "/v1/secrets/github", secret, nil); err != nil {
+		t.Fatal(err)
+	}
+	var list api.SecretList
+	if err := two.call(http.MethodGet, "/v1/secrets", nil, &list); err != nil || len(list.Secrets) != 0 {
+		t.Errorf("secrets of the second: %+v, %v", list, err)
+	}
+	with := api.CreateSandbox{Limits: small, Network: api.Network{
+		Mode: api.NetworkEgress, Policy: "version: 1\nrules: [{allow: api.github.com, ports: 443, inspect: true}]\n", Secrets: []string{"github"},
+	}}
+	if err := two.call(http.MethodPost, "/v1/sandboxes", with, nil); err == nil || !strings.Contains(err.Error(), "github") {
+		t.Errorf("a sandbox of the second with a secret of the first: %v", err)
+	}
+	if err := two.call(http.MethodDelete, "/v1/secrets/github", nil, nil); err == nil || !strings.Contains(err.Error(), "404") {
+		t.Errorf("removal of another's secret: %v", err)
+	}
+	secret.Value = "value-of-the-second"
+	if err := two.call(http.MethodPut, "/v1/secrets/github", secret, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := two.call(http.MethodDelete, "/v1/secrets/github", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := one.call(http.MethodGet, "/v1/secrets", nil, &list); err != nil || len(list.Secrets) != 1 {
+		t.Errorf("secrets of the first: %+v, %v", list, err)
 	}
 }

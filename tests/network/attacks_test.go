@@ -66,10 +66,10 @@ var attackedHosts = map[string]*host{
 type attack struct {
 	name string
 	op   op.Op
-	// status is the last HTTP response's. 0 means that the connection is reset, or the datagram
-	// refused.
+	// status is the expected status of the last HTTP response. 0 means that the connection is reset,
+	// or the datagram refused.
 	status int
-	// code and addresses are those of a DNS answer.
+	// code and addresses are the expected DNS answer.
 	code      dnsmessage.RCode
 	addresses []string
 	// reason is a part of the reason in the record. Empty means that the gateway has nothing to record.
@@ -160,8 +160,8 @@ var specials = []special{
 	{addr: "ff0e::1", here: true, nowhere: true},
 }
 
-// addressAttacks are those on special-purpose addresses: by number with HTTP and TLS, and by an
-// allowed name that resolves to them.
+// addressAttacks are connections to special-purpose addresses: by number with HTTP and TLS, and by
+// an allowed name that resolves to them.
 func addressAttacks() (attacks []attack, hosts map[string]*host) {
 	hosts = make(map[string]*host)
 	for i, s := range specials {
@@ -191,8 +191,8 @@ func addressAttacks() (attacks []attack, hosts map[string]*host) {
 	return attacks, hosts
 }
 
-// ownAttacks are those on the public addresses of the host itself, by an allowed name: servers
-// there may be open to the host only.
+// ownAttacks are connections to the public addresses of the host itself, by an allowed name:
+// servers there may be open to the host only.
 func ownAttacks() (attacks []attack, hosts map[string]*host) {
 	const name, reason = "own.allowed.test", "an address of the host itself"
 	hosts = map[string]*host{name: {addrs: []string{outside.Here4.String(), outside.Here6.String()}}}
@@ -247,7 +247,7 @@ func stream(name, before, to string, bytes []byte, status int, reason string) at
 	return attack{name: name, op: op.Op{Kind: op.TCP, Before: strings.Fields(before), To: to, Bytes: bytes}, status: status, reason: reason}
 }
 
-// webAttacks are those on the decision by names.
+// webAttacks try to get past the decision by names.
 func webAttacks() []attack {
 	tls := func(name, before, to, reason string, extensions ...[]byte) attack {
 		return stream(name, before, to, hello(extensions...), 0, reason)
@@ -406,7 +406,7 @@ func webAttacks() []attack {
 	}
 }
 
-// nameAttacks are those by questions to the nameserver.
+// nameAttacks are questions to the nameserver.
 func nameAttacks() (attacks []attack, hosts map[string]*host) {
 	question := func(what, name string, t dnsmessage.Type, code dnsmessage.RCode, reason string, addresses ...string) {
 		attacks = append(attacks, attack{
@@ -503,7 +503,7 @@ func addressList(format string, n int) (list []string) {
 	return list
 }
 
-// datagramAttacks are those by UDP. The kernel refuses all but DNS, which the gateway answers
+// datagramAttacks are attacks over UDP. The kernel refuses all but DNS, which the gateway answers
 // whatever its destination.
 func datagramAttacks() (attacks []attack) {
 	for _, d := range []struct{ what, to, bytes string }{

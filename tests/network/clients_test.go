@@ -56,8 +56,8 @@ func TestInspectedClients(t *testing.T) {
 	inspectedClients(t, func(name string) bool { return !large[name] })
 }
 
-// So do large transfers. They have a test of their own: an emulated machine encrypts some hundred
-// kilobytes in a second.
+// Large transfers work where the gateway reads requests. They have a test of their own: an emulated
+// machine encrypts some hundred kilobytes in a second.
 func TestInspectedTransfers(t *testing.T) {
 	inspectedClients(t, func(name string) bool { return large[name] })
 }

@@ -8,10 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/user"
-	"strconv"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -52,25 +49,6 @@ func internet(t *testing.T) *world {
 	return common.world
 }
 
-// ordinary returns an ordinary user with subordinate ids: that of the lanes, or of the bed.
-func ordinary(t *testing.T) *syscall.Credential {
-	t.Helper()
-	for _, name := range []string{"sandboxd-test", "dev"} {
-		u, err := user.Lookup(name)
-		if err != nil {
-			continue
-		}
-		uid, err1 := strconv.ParseUint(u.Uid, 10, 32)
-		gid, err2 := strconv.ParseUint(u.Gid, 10, 32)
-		if err := errors.Join(err1, err2); err != nil {
-			t.Fatal(err)
-		}
-		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
-	}
-	t.Skip("needs an ordinary user with subordinate ids: `make test` makes one")
-	return nil
-}
-
 // each runs a test with a daemon of each user.
 func each(t *testing.T, test func(t *testing.T, w *world, d *harness.Daemon)) {
 	t.Helper()
@@ -82,17 +60,18 @@ func each(t *testing.T, test func(t *testing.T, w *world, d *harness.Daemon)) {
 	}
 }
 
-// options are those of a daemon in the world.
+// options returns the options of a daemon in the world.
 func options(t *testing.T, w *world, who string) harness.Options {
 	t.Helper()
 	o := harness.Options{Within: w.enter}
 	if who != "root" {
-		o.User = ordinary(t)
+		o.User = testenv.RequireAccount(t)
 	}
 	return o
 }
 
-// shared returns the daemon of a user that all tests share but those that end it.
+// shared returns the daemon of a user that the tests share. Tests that end a daemon start one of
+// their own.
 func shared(t *testing.T, w *world, who string) *harness.Daemon {
 	t.Helper()
 	if common.daemons == nil {
@@ -104,7 +83,7 @@ func shared(t *testing.T, w *world, who string) *harness.Daemon {
 	return common.daemons[who].Daemon(t)
 }
 
-// profiles are those of sandboxes, as far as the host can apply them.
+// profiles returns the profiles that the host can apply.
 func profiles(t *testing.T, d *harness.Daemon) []string {
 	t.Helper()
 	if d.System(t).Enforced.IDs == "single" {

@@ -60,8 +60,8 @@ var programs = map[string]program{
 	},
 }
 
-// trustingVariables are those that name a certificate for programs, which a sandbox has of itself
-// where its policy inspects requests.
+// trustingVariables are variables that name a certificate for programs. A sandbox has them of
+// itself if its policy inspects requests.
 var trustingVariables = []string{
 	"CA", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "npm_config_cafile",
 	"CARGO_HTTP_CAINFO", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
@@ -159,8 +159,8 @@ func putJava(t *testing.T, s *harness.Sandbox) {
 	}
 }
 
-// putCargo puts cargo and its libraries into a sandbox. They are not installed: cargo's packages
-// need the compiler's, which are fifty times as large and not used.
+// putCargo puts cargo and its libraries into a sandbox. They are not installed as packages: those
+// depend on the compiler's, which are fifty times as large and not used.
 func putCargo(t *testing.T, s *harness.Sandbox) {
 	t.Helper()
 	s.Sh(t, "mkdir -p /tmp/cargo")

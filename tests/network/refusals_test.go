@@ -38,7 +38,7 @@ func allAttacks() (attacks []attack, hosts map[string]*host) {
 	return attacks, hosts
 }
 
-// callAttacks are those by system calls on the sandbox's own network.
+// callAttacks are system calls on the sandbox's own network.
 func callAttacks() (attacks []attack) {
 	outside, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
@@ -162,7 +162,7 @@ func (a *attack) judge(r *op.Result) error {
 	return nil
 }
 
-// statuses are those of the HTTP responses in the bytes.
+// statuses returns the statuses of the HTTP responses in the bytes.
 func statuses(data []byte) (all []int) {
 	for r := bufio.NewReader(bytes.NewReader(data)); ; {
 		p, err := http.ReadResponse(r, nil)
@@ -334,7 +334,7 @@ func TestAttacksWorkOutside(t *testing.T) {
 	var calls, rest []attack
 	for _, a := range attacks {
 		switch {
-		case a.op.Kind == op.Call && a.op.Name != "abstract": // whose socket is the world's
+		case a.op.Kind == op.Call && a.op.Name != "abstract": // the world has the abstract socket
 			calls = append(calls, a)
 		case !a.nowhere:
 			rest = append(rest, a)

@@ -28,8 +28,8 @@ rules:
 - {name: repos, allow: site.test, ports: 443, inspect: true, methods: [GET], paths: [/repos/*, /stored/*, /open]}
 `
 
-// The gateway reads requests within TLS, and puts a secret into those that it is for. The sandbox
-// never has it: neither its environment nor its files, its memory, its record.
+// The gateway reads requests within TLS, and puts a secret into the requests that its binding
+// selects. The sandbox never has it: neither its environment nor its files, its memory, its record.
 func TestSecretsStayOutside(t *testing.T) {
 	w := internet(t)
 	for _, who := range []string{"root", "ordinary"} {
@@ -150,8 +150,8 @@ time.sleep(3600)
 	}
 }
 
-// inMemory looks for a text in the memory of a process. Mappings that cannot be read are left out,
-// as those of devices are.
+// inMemory looks for a text in the memory of a process. It leaves out mappings that cannot be read,
+// such as mappings of devices.
 func inMemory(pid int, text string) (bool, error) {
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if errors.Is(err, fs.ErrNotExist) {

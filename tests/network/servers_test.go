@@ -63,7 +63,7 @@ var allowedHosts = map[string]*host{
 }
 
 // site serves everything that the clients of package op ask for, and further paths. It returns the
-// certificate that signs those of its servers, which programs of the world trust.
+// certificate of the authority of its servers, which programs of the world trust.
 func site(t *testing.T, w *world, further map[string]http.Handler) (ca []byte) {
 	t.Helper()
 	w.names.set(allowedHosts)
@@ -122,7 +122,7 @@ func echo(c net.Conn) {
 	_ = c.(*recorded).CloseWrite()
 }
 
-// pages are those of the clients of package op.
+// pages serves the paths that the clients of package op ask for.
 func pages(mux *http.ServeMux) {
 	mux.HandleFunc("/echo/", func(rw http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A tap sees the packets of all devices of the daemon's host that open something: those of TCP with
-// SYN and without ACK, and all of other protocols. A packet is seen however its receiver answers,
-// so that a refused connection counts too.
+// A tap sees the packets of all devices of the daemon's host that open something: packets of TCP
+// with SYN and without ACK, and all packets of other protocols. A packet is seen however its
+// receiver answers, so that a refused connection counts too.
 type tap struct {
 	file *os.File
 	done chan struct{}

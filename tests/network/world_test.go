@@ -66,10 +66,10 @@ func (a *arrival) add(b []byte) {
 	a.data = append(a.data, b[:min(len(b), mostRecorded-len(a.data))]...)
 }
 
-// ports are those with a server or a canary on every address.
+// ports have a server or a canary on every address.
 var ports = []uint16{21, 22, 23, 25, 53, 80, 110, 443, 465, 587, 853, 1080, 1433, 2375, 3128, 3306, 4444, 5000, 5432, 6379, 8000, 8080, 8443, 9000, 9418, 11211, 27017}
 
-// udpPorts are those with a canary for datagrams.
+// udpPorts have a canary for datagrams.
 var udpPorts = []uint16{53, 69, 123, 161, 443, 514, 1900, 3478, 4500, 5353, 51820}
 
 // resolverAt is the address of the nameserver of the daemon's host.
@@ -203,8 +203,8 @@ func (w *world) enter(f func() error) error {
 	})
 }
 
-// beside makes sockets that share a port: one for all addresses, and one for the nameserver's,
-// which the kernel prefers.
+// beside makes sockets that share a port: one at all addresses, and one at the address of the
+// nameserver, which the kernel prefers.
 var beside = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 	var err error
 	ctrl := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
@@ -267,7 +267,7 @@ func (w *world) close() {
 		}
 	}
 	if w.beyond != nil {
-		_ = w.beyond.Close() // as above
+		_ = w.beyond.Close() // it is open for reading
 	}
 	_ = os.RemoveAll(w.dir) // it is in the directory for temporary files
 }

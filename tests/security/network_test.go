@@ -19,8 +19,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// How many attacks on networks there are at least, and how many work on every host where nothing
-// holds them: none gets lost.
+// Minimum numbers of attacks on networks, and of those that work on every host without rules and
+// gateway: none gets lost.
 const minNetworkAttacks, minNetworkControls = 140, 135
 
 // networkReport is the output of `doctor --attack --network --json`, as far as the test reads it.
@@ -101,14 +101,14 @@ func TestNetworkAttacksAreCounted(t *testing.T) {
 	}
 }
 
-// openOnFull are the attacks on places that are public: they work in the mode full, and so are the
+// openOnFull are the attacks on public places. They work in the mode full, where they are the
 // control of all others.
 var openOnFull = []string{
 	"egress-public", "egress-public6", "egress-public-mapped", "egress-public-ssh", "egress-public-plain", "egress-dns-over-tls",
 }
 
-// TestFullReachesThePublicOnly tries to reach everything else in the mode full, where every address
-// has a server and whatever is public is reached. Names are not tried: they are allowed.
+// TestFullReachesThePublicOnly tries to reach everything that is not public in the mode full, where
+// every address has a server. Names are not tried: they are allowed.
 func TestFullReachesThePublicOnly(t *testing.T) {
 	testenv.RequireUserNS(t)
 	testenv.RequireRoot(t)
@@ -179,9 +179,9 @@ func attackShared(t *testing.T) {
 	}
 }
 
-// inWorld runs a test on a thread whose network namespace has an answer at every address: at those
-// of the host itself, and beyond a veth at all others. Only root can make that one; others run the
-// test where they are.
+// inWorld runs a test on a thread whose network namespace has an answer at every address. Addresses
+// of the host itself answer there, all others beyond a veth. Only root can make that one; others
+// run the test where they are.
 func inWorld(t *testing.T, test func(*testing.T)) {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -10,7 +10,7 @@ export SANDBOXD_BIN=$top/bin SANDBOXD_TEST_LOGS=$results/logs
 # Nothing that a machine of ours has is skipped in silence.
 export SANDBOXD_TEST_REQUIRE=userns,subids,cgroup,landlock,peer
 if [ "$USER" = root ]; then
-	SANDBOXD_TEST_REQUIRE+=,root
+	SANDBOXD_TEST_REQUIRE+=,root,account
 else
 	SANDBOXD_TEST_REQUIRE+=,user
 fi

@@ -20,17 +20,22 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 )
 
 // Daemon is a fake daemon. It runs nothing: the name of an exec's program decides its outcome.
 type Daemon struct {
+	Runs []*HostedRun // of the agent
+
 	Mu        sync.Mutex
 	Sandboxes []api.Sandbox
 	Images    []string
 	next      int
+	samples   int                 // number of answers to GET /v1/stats
 	Log       []string            // "METHOD path" of each request
+	Cmd       []string            // CMD of all images
 	Creates   []api.CreateSandbox // request bodies
 	Execs     []api.ExecRequest   // request bodies
 	Updates   []string            // request bodies
@@ -42,6 +47,7 @@ type Daemon struct {
 	Controls  []string            // text frames of interactive execs, without the first
 	Killed    chan struct{}       // receives when an exec has lost its client
 	Started   chan struct{}       // receives when an exec that waits has started
+	Signals   chan string         // signals to the exec that waits, which end it
 	Stop      context.CancelFunc  // called by shutdown
 	DeleteErr *api.Problem        // error of delete requests
 }
@@ -58,7 +64,7 @@ type Entry struct {
 func New() *Daemon {
 	return &Daemon{
 		Uploads: map[string]string{}, Archives: map[string][]Entry{}, Files: map[string]bool{},
-		Killed: make(chan struct{}, 10), Started: make(chan struct{}, 10), Stop: func() {},
+		Killed: make(chan struct{}, 10), Started: make(chan struct{}, 10), Signals: make(chan string, 10), Stop: func() {},
 	}
 }
 
@@ -110,6 +116,18 @@ func (f *Daemon) handler() http.Handler {
 		f.Updates = append(f.Updates, strings.TrimSpace(body.String()))
 		answerJSON(w, 200, s)
 	}))
+	mux.HandleFunc("GET /v1/stats", func(w http.ResponseWriter, _ *http.Request) {
+		answerJSON(w, 200, f.nextStats())
+	})
+	mux.HandleFunc("GET /v1/snapshots", func(w http.ResponseWriter, _ *http.Request) {
+		answerJSON(w, 200, api.SnapshotList{Snapshots: []api.Snapshot{{ID: "sn1", Name: "clean", Size: 1000}}})
+	})
+	mux.HandleFunc("GET /v1/system/df", func(w http.ResponseWriter, _ *http.Request) {
+		answerJSON(w, 200, api.DiskUsage{
+			Images: api.DiskShare{Count: 2, Active: 1, Bytes: 148_000_000, Reclaimable: 37_000_000}, Sandboxes: api.DiskShare{Count: 2, Bytes: 5_000_000},
+			Files: []api.SandboxFiles{{ID: "sb1", Name: "one", State: api.StateRunning, Bytes: 5_000_000, Files: 31}, {ID: "sb2", Name: "t\x1bwo", State: api.StateLost, Unknown: "gone"}},
+		})
+	})
 	mux.HandleFunc("GET /v1/sandboxes/{id}/stats", f.with(func(w http.ResponseWriter, _ *http.Request, _ api.Sandbox) {
 		answerJSON(w, 200, api.Stats{
 			WallMS: 61_500, Memory: &api.MemoryStats{Current: new(int64(64 << 20))}, CPU: &api.CPUStats{UsageMS: new(1500.0)},
@@ -147,6 +165,7 @@ func (f *Daemon) handler() http.Handler {
 		}
 		_ = enc.Encode(api.ListEvent{Done: true})
 	}))
+	mux.HandleFunc("GET /v1/sandboxes/{id}/stat", f.with(f.statFile))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/archive", f.with(f.archiveOut))
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/archive", f.with(f.archiveIn))
 	mux.HandleFunc("GET /v1/images", func(w http.ResponseWriter, _ *http.Request) {
@@ -160,9 +179,12 @@ func (f *Daemon) handler() http.Handler {
 	f.imageRoutes(mux)
 	f.execRoutes(mux)
 	f.networkRoutes(mux)
+	f.lookRoutes(mux)
+	f.agentRoutes(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.Mu.Lock()
-		if r.URL.Path != "/healthz" {
+		// The fake is of a version without pipes: what it answers comes to the second request.
+		if r.URL.Path != "/healthz" && !strings.HasSuffix(r.URL.Path, "/exec/pipes") {
 			f.Log = append(f.Log, r.Method+" "+r.URL.Path)
 		}
 		if !isExec(r) {
@@ -213,6 +235,9 @@ func (f *Daemon) create(w http.ResponseWriter, r *http.Request) {
 	}
 	f.next++
 	s := api.Sandbox{ID: fmt.Sprintf("sb%d", f.next), Name: req.Name, Image: cmp.Or(req.Image, api.HostImage), State: api.StateRunning, Labels: req.Labels}
+	if s.Cmd = f.Cmd; len(req.Entrypoint) > 0 {
+		s.Entrypoint, s.Cmd = slices.DeleteFunc(req.Entrypoint, func(a string) bool { return a == "" }), nil
+	}
 	if s.Name == "" {
 		s.Name = fmt.Sprintf("name%d", f.next)
 	}
@@ -285,12 +310,16 @@ func (f *Daemon) exec(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
 		return
 	case "wait":
 		w.Header().Set("Content-Type", api.TypeNDJSON)
-		_, _ = io.WriteString(w, `{"pid":1}`+"\n")
+		_, _ = io.WriteString(w, `{"pid":1,"exec":"x1"}`+"\n")
 		_ = http.NewResponseController(w).Flush()
 		f.Started <- struct{}{}
-		<-r.Context().Done()
-		f.Killed <- struct{}{}
-		return
+		select {
+		case <-r.Context().Done():
+			f.Killed <- struct{}{}
+			return
+		case sig := <-f.Signals:
+			exit = signalled(sig)
+		}
 	case "die":
 		w.Header().Set("Content-Type", api.TypeNDJSON)
 		_ = json.NewEncoder(w).Encode(api.ExecEvent{Error: &api.Problem{Code: api.CodeGone, Detail: "the sandbox ended", Hint: "see its reason"}})
@@ -350,10 +379,20 @@ func (f *Daemon) converse(w http.ResponseWriter, r *http.Request, _ api.Sandbox)
 			end(api.ExecEvent{Exit: &api.Exit{}})
 			return
 		}
+		var control api.ExecControl
+		if err := json.Unmarshal(b, &control); err == nil && control.Signal != "" {
+			end(api.ExecEvent{Exit: new(signalled(control.Signal))})
+			return
+		}
 		if strings.Contains(string(b), "resize") {
 			_ = conn.Write(ctx, websocket.MessageBinary, append([]byte{1}, b...))
 		}
 	}
+}
+
+// signalled returns the exit of a program that a signal has ended.
+func signalled(sig string) api.Exit {
+	return api.Exit{Code: 128 + int(unix.SignalNum(sig)), Signal: sig}
 }
 
 // readFile serves a file from its archive of one entry.
@@ -369,6 +408,21 @@ func (f *Daemon) readFile(w http.ResponseWriter, r *http.Request, _ api.Sandbox)
 	default:
 		refuse(w, api.CodeInvalid, "", "%q: not a regular file", p)
 	}
+}
+
+// statFile describes what an archive is of.
+func (f *Daemon) statFile(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
+	p := r.URL.Query().Get("path")
+	_, known := f.Archives[p]
+	if !known {
+		refuse(w, api.CodeNotFound, "", "there is no %q in the sandbox", p)
+		return
+	}
+	kind := api.TypeDirectory
+	if f.Files[p] {
+		kind = api.TypeFile
+	}
+	answerJSON(w, http.StatusOK, api.FileEntry{Path: p, Type: kind, Mode: "0750"})
 }
 
 func (f *Daemon) archiveOut(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {

@@ -72,6 +72,10 @@ func (f *Daemon) execRoutes(mux *http.ServeMux) {
 		var req api.ExecSignal
 		_ = json.NewDecoder(r.Body).Decode(&req)
 		f.Updates = append(f.Updates, req.Signal+map[bool]string{true: " all"}[req.All])
+		select {
+		case f.Signals <- req.Signal:
+		default: // no exec waits
+		}
 		w.WriteHeader(http.StatusNoContent)
 	}))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/execs/{exec}/attach", find(func(w http.ResponseWriter, _ *http.Request) {

@@ -41,6 +41,11 @@ func (f *Images) OnRemoval(func(context.Context, []string)) {}
 // Limits implements the store.
 func (f *Images) Limits() layer.Limits { return layer.DefaultLimits() }
 
+// Usage implements the store.
+func (f *Images) Usage() (image.Usage, error) {
+	return image.Usage{Images: api.DiskShare{Count: 2, Active: 1, Bytes: 300, Reclaimable: 100}}, nil
+}
+
 // Enforce implements the store.
 func (f *Images) Enforce(context.Context) error { return nil }
 

@@ -642,6 +642,42 @@ func (e *Exec) Stream(ctx context.Context, onOut func(stream string, p []byte) e
 	return exit, err
 }
 
+// Ends returns copies of the host's ends of the pipes, for another process that reads the output
+// itself: of stdout, stderr and, with stdin, stdin. They are non-blocking, and the caller closes
+// them. Call [Exec.Await] instead of Stream then. Not with a terminal or Whole.
+func (e *Exec) Ends(stdin bool) (fds []int, err error) {
+	files := []*os.File{e.Stdout, e.Stderr}
+	if stdin {
+		files = append(files, e.Stdin)
+	}
+	for _, f := range files {
+		fd, err := duplicate(f)
+		if err != nil {
+			unixmsg.CloseAll(fds)
+			return nil, fmt.Errorf("copy the end of %s: %w", f.Name(), err)
+		}
+		fds = append(fds, fd)
+	}
+	return fds, nil
+}
+
+// Await closes the exec's own ends of the output and returns the exit. If ctx ends, the exec is
+// killed and the context's cause returned. It never reads: another process shares the files, and
+// can make them block.
+func (e *Exec) Await(ctx context.Context) (ExecExit, error) {
+	for _, f := range []*os.File{e.Stdout, e.Stderr} {
+		_ = f.Close() // a second Close of one file is a harmless error
+	}
+	// On a closed connection init kills the exec.
+	stop := context.AfterFunc(ctx, func() { _ = e.conn.Close() })
+	defer stop()
+	exit, err := e.Wait()
+	if ctx.Err() != nil {
+		return ExecExit{}, context.Cause(ctx)
+	}
+	return exit, err
+}
+
 // streamHeld is Stream for an exec that ended before its start was reported.
 func (e *Exec) streamHeld(ctx context.Context, onOut func(stream string, p []byte) error) (ExecExit, error) {
 	for i, stream := range []string{"stdout", "stderr"} {

@@ -385,6 +385,9 @@ func TestLimits(t *testing.T) {
 	if out, exit, err := limited([]string{"sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -Hc"}, nofile, guest.Rlimit{Resource: unix.RLIMIT_CORE, Value: 0}); err != nil || exit.Code != 0 || out != "64\n64\n0\n" {
 		t.Errorf("%q, %+v, %v", out, exit, err)
 	}
+	if out, exit, err := limited([]string{"sh", "-c", "ulimit -Sn; ulimit -Hn"}, guest.Rlimit{Resource: unix.RLIMIT_NOFILE, Value: 64, Soft: new(uint64(32))}); err != nil || exit.Code != 0 || out != "32\n64\n" {
+		t.Errorf("%q, %+v, %v", out, exit, err)
+	}
 	for name, tc := range map[string]struct {
 		argv  []string
 		limit guest.Rlimit

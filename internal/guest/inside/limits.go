@@ -42,7 +42,11 @@ func IsShim(args []string) bool { return len(args) > 0 && args[0] == shimName }
 func shimArgs(limits []guest.Rlimit, path string, argv, env []string) []string {
 	var l strings.Builder
 	for _, r := range limits {
-		l.WriteString(strconv.Itoa(r.Resource) + "=" + strconv.FormatUint(r.Value, 10) + ",")
+		soft := r.Value
+		if r.Soft != nil {
+			soft = *r.Soft
+		}
+		l.WriteString(strconv.Itoa(r.Resource) + "=" + strconv.FormatUint(soft, 10) + ":" + strconv.FormatUint(r.Value, 10) + ",")
 	}
 	return append(append([]string{shimName, l.String(), strconv.Itoa(len(argv)), path}, argv...), env...)
 }
@@ -70,24 +74,33 @@ func shim(args []string) error {
 	if err != nil || n < 1 || n > len(args)-4 {
 		return unix.EINVAL
 	}
-	var limits []guest.Rlimit
+	type limit struct {
+		resource int
+		syscall.Rlimit
+	}
+	var limits []limit
 	for pair := range strings.SplitSeq(strings.TrimSuffix(args[1], ","), ",") {
 		name, value, _ := strings.Cut(pair, "=")
 		resource, err := strconv.Atoi(name)
 		if err != nil {
 			return unix.EINVAL
 		}
-		v, err := strconv.ParseUint(value, 10, 64)
+		soft, hard, _ := strings.Cut(value, ":")
+		l := limit{resource: resource}
+		l.Cur, err = strconv.ParseUint(soft, 10, 64)
 		if err != nil {
 			return unix.EINVAL
 		}
-		limits = append(limits, guest.Rlimit{Resource: resource, Value: v})
+		if l.Max, err = strconv.ParseUint(hard, 10, 64); err != nil {
+			return unix.EINVAL
+		}
+		limits = append(limits, l)
 	}
 	argv, env := args[4:4+n], args[4+n:]
 	makeRoom(argv, env)
 	for _, l := range limits {
 		// By package syscall, which then does not restore the limit of descriptors.
-		if err := syscall.Setrlimit(l.Resource, &syscall.Rlimit{Cur: l.Value, Max: l.Value}); err != nil {
+		if err := syscall.Setrlimit(l.resource, &l.Rlimit); err != nil {
 			return err
 		}
 	}

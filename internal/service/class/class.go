@@ -41,7 +41,7 @@ var (
 	ErrPort           = errors.New("port cannot be published")
 	ErrNoPort         = errors.New("no server on the port")
 	ErrSecretOfFile   = errors.New("the secret is of the daemon's file")
-	ErrShared         = errors.New("network is another sandbox's")
+	ErrShared         = errors.New("the network belongs to another sandbox")
 )
 
 // Classes of the packages below the service.
@@ -72,6 +72,7 @@ var (
 	ErrClosed         = runtime.ErrClosed
 	ErrRootfs         = runtime.ErrRootfs
 	ErrUnavailable    = runtime.ErrUnavailable
+	ErrMount          = runtime.ErrMount
 	ErrNoRun          = agents.ErrNotFound
 	ErrTooManyRuns    = agents.ErrTooMany
 	ErrRunByHand      = agents.ErrByHand

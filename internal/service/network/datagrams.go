@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -18,13 +19,25 @@ import (
 const (
 	// maxSources bounds the sources of datagrams that one published port serves at a time.
 	maxSources = 256
+	// maxPending bounds the datagrams of a source whose socket is not made yet. Further ones are lost.
+	maxPending = 4
 	// idleSource is the time after which a source that sends nothing is forgotten. A program inside
 	// that sends does not keep it.
 	idleSource  = time.Minute
 	maxDatagram = 64 << 10
 )
 
-// clock is the host's, or a test's.
+// sourceQuota bounds the sources of datagrams of all ports. Each has a descriptor and a goroutine.
+func sourceQuota() *quota {
+	return &quota{what: "sources of datagrams", sandbox: 512, tenant: 1024, all: 2048}
+}
+
+// pendingQuota bounds the bytes of datagrams whose sources have no socket yet.
+func pendingQuota() *quota {
+	return &quota{what: "bytes of datagrams that wait", sandbox: 1 << 20, tenant: 8 << 20, all: 16 << 20}
+}
+
+// clock is the time of sessions: the host's clock, or one that a test moves.
 type clock struct {
 	now func() time.Time
 	// tick returns a channel that gets a time now and then, until stop is called.
@@ -45,26 +58,31 @@ type datagrams struct {
 	dial    func(ctx context.Context) (*net.UDPConn, error)
 	time    clock
 	most    int // sources
+	owner   owner
+	quota   *quota // of sources
+	waiting *quota // of bytes of pending datagrams
 	log     *slog.Logger
 
-	answering sync.WaitGroup // goroutines of sources
+	working sync.WaitGroup // goroutines of sources
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards those below
 	sources map[netip.AddrPort]*source
+	failed  bool // a source got no socket; the next one that gets one ends it
 }
 
-// source is one address outside that has sent something.
+// source is one address outside that has sent something. Its fields need datagrams.mu.
 type source struct {
-	inside *net.UDPConn
-	last   time.Time // of a datagram from outside; needs datagrams.mu
+	inside  *net.UDPConn // nil while it is made
+	last    time.Time    // of a datagram from outside
+	pending [][]byte     // until inside is made
 }
 
 // relayDatagrams relays the datagrams of a published port until ctx ends.
-func (n *Networks) relayDatagrams(ctx context.Context, id string, port uint16, outside *net.UDPConn) {
+func (n *Networks) relayDatagrams(ctx context.Context, of owner, port uint16, outside *net.UDPConn) {
 	d := &datagrams{
-		outside: outside, time: n.opts.time, most: maxSources, log: n.opts.Log.With("id", id, "port", port),
+		outside: outside, time: n.opts.time, most: maxSources, owner: of, quota: n.sources, waiting: n.pending, log: n.opts.Log.With("id", of.id, "port", port),
 		dial: func(ctx context.Context) (*net.UDPConn, error) {
-			return dial[*net.UDPConn](ctx, n.opts.Engine, id, "udp", port, netns.Connect)
+			return dial[*net.UDPConn](ctx, n.opts.Engine, of.id, "udp", port, netns.Connect)
 		},
 	}
 	d.run(ctx)
@@ -82,14 +100,13 @@ func (d *datagrams) run(ctx context.Context) {
 		cancel()
 		sweeping.Wait()
 		d.mu.Lock()
-		for _, s := range d.sources {
-			_ = s.inside.Close()
+		for from, s := range d.sources {
+			d.forget(from, s)
 		}
 		d.mu.Unlock()
-		d.answering.Wait()
+		d.working.Wait()
 	}()
 	data := make([]byte, maxDatagram)
-	failed := false
 	for {
 		n, from, err := d.outside.ReadFromUDPAddrPort(data)
 		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
@@ -98,54 +115,99 @@ func (d *datagrams) run(ctx context.Context) {
 		if err != nil {
 			continue // an ICMP error about an earlier answer
 		}
-		s, err := d.of(ctx, from)
-		if err != nil && !failed {
-			d.log.Warn("datagrams to a published port are lost", "error", err)
-		}
-		failed = err != nil
-		if s != nil {
-			_, _ = s.inside.Write(data[:n]) // as lost as any datagram if nothing listens
+		if inside := d.of(ctx, from, data[:n]); inside != nil {
+			_, _ = inside.Write(data[:n]) // as lost as any datagram if nothing listens
 		}
 	}
 }
 
-// of returns the source with an address, which is new or known. It returns nil if there are too
-// many: its datagrams are lost until another one is idle.
-func (d *datagrams) of(ctx context.Context, from netip.AddrPort) (*source, error) {
+// of returns the socket of the source that has sent a datagram. It returns nil if there is none
+// yet: the datagram is pending then, or lost if there are too many.
+func (d *datagrams) of(ctx context.Context, from netip.AddrPort, data []byte) *net.UDPConn {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	s := d.sources[from]
-	full := len(d.sources) >= d.most
-	if s != nil {
-		s.last = d.time.now()
+	switch {
+	case s != nil:
+	case len(d.sources) >= d.most:
+		return nil
+	default:
+		if err := d.quota.take(d.owner, 1); err != nil {
+			d.fail(err)
+			return nil
+		}
+		s = new(source)
+		d.sources[from] = s
+		d.working.Go(func() { d.open(ctx, s, from) })
 	}
-	d.mu.Unlock()
-	if s != nil || full {
-		return s, nil
+	s.last = d.time.now()
+	if s.inside == nil && len(s.pending) < maxPending && d.waiting.take(d.owner, len(data)) == nil {
+		s.pending = append(s.pending, slices.Clone(data))
 	}
+	return s.inside
+}
+
+// fail logs the first failure of several. It needs mu.
+func (d *datagrams) fail(err error) {
+	if !d.failed {
+		d.log.Warn("datagrams to a published port are lost", "error", err)
+	}
+	d.failed = true
+}
+
+// open makes the socket of a source, sends what is pending, and then relays answers. One slow
+// sandbox holds up no other source of the port, nor the sources that have their sockets.
+func (d *datagrams) open(ctx context.Context, s *source, from netip.AddrPort) {
 	inside, err := d.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	s = &source{inside: inside, last: d.time.now()}
 	d.mu.Lock()
-	d.sources[from] = s
+	switch {
+	case err != nil && d.sources[from] == s: // else run ends
+		d.forget(from, s)
+		d.fail(err)
+	case err == nil && d.sources[from] != s:
+		_ = inside.Close()
+	case err == nil:
+		s.inside, d.failed = inside, false
+		for _, data := range s.pending {
+			_, _ = inside.Write(data) // before those that follow
+		}
+		d.settle(s)
+	}
 	d.mu.Unlock()
-	d.answering.Go(func() { d.answer(s, from) })
-	return s, nil
+	if err == nil {
+		d.answer(inside, s, from)
+	}
+}
+
+// settle drops the pending datagrams of a source. It needs mu.
+func (d *datagrams) settle(s *source) {
+	for _, data := range s.pending {
+		d.waiting.give(d.owner, len(data))
+	}
+	s.pending = nil
+}
+
+// forget removes a source, which was not removed yet, and closes its socket. It needs mu.
+func (d *datagrams) forget(from netip.AddrPort, s *source) {
+	if s.inside != nil {
+		_ = s.inside.Close() // ends answer
+	}
+	delete(d.sources, from)
+	d.settle(s)
+	d.quota.give(d.owner, 1)
 }
 
 // answer sends what the sandbox answers to a source, until its socket is closed or fails: a further
 // datagram of the source gets another one.
-func (d *datagrams) answer(s *source, to netip.AddrPort) {
+func (d *datagrams) answer(inside *net.UDPConn, s *source, to netip.AddrPort) {
 	defer func() {
 		d.mu.Lock()
+		defer d.mu.Unlock()
 		if d.sources[to] == s {
-			delete(d.sources, to)
+			d.forget(to, s)
 		}
-		d.mu.Unlock()
-		_ = s.inside.Close() // a second time after sweep
 	}()
-	conn, err := s.inside.SyscallConn()
+	conn, err := inside.SyscallConn()
 	if err != nil {
 		return
 	}
@@ -198,9 +260,9 @@ func (d *datagrams) sweep(ctx context.Context) {
 		}
 		d.mu.Lock()
 		for from, s := range d.sources {
-			if d.time.now().Sub(s.last) >= idleSource {
-				_ = s.inside.Close() // ends answer
-				delete(d.sources, from)
+			// One whose socket is not made yet ends with the attempt.
+			if s.inside != nil && d.time.now().Sub(s.last) >= idleSource {
+				d.forget(from, s)
 			}
 		}
 		d.mu.Unlock()

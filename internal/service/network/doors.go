@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -60,12 +59,7 @@ func (d *doors) listen(ctx context.Context, name string) (net.Listener, error) {
 		return nil, fmt.Errorf("open the directory of sockets: %w", err)
 	}
 	defer dir.Close()
-	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
-		var cerr error
-		// The mode of the unbound socket is that of the file which bind makes: it never is wider.
-		err := conn.Control(func(fd uintptr) { cerr = unix.Fchmod(int(fd), 0o600) })
-		return errors.Join(err, cerr)
-	}}
+	config := net.ListenConfig{Control: unixmsg.OwnerOnly}
 	l, err := config.Listen(ctx, "unix", unixmsg.ShortName(dir, name))
 	if err != nil {
 		return nil, err

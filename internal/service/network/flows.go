@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/time/rate"
+
 	"github.com/sandboxd/sandboxd/api"
 )
 
@@ -22,6 +24,9 @@ const (
 	maxFlowFile = 1 << 20
 	// maxFollowed bounds the flows that wait for one slow reader.
 	maxFollowed = 1024
+	// peerRate, a second, and peerBurst bound what other sandboxes add to a record: the rest is
+	// counted as lost. A flood of theirs must not soon drive out what the sandbox itself did.
+	peerRate, peerBurst = 2, 100
 )
 
 // flowLog keeps the flows of one sandbox: the latest in ID.jsonl, those before in ID.1.jsonl.
@@ -30,12 +35,15 @@ type flowLog struct {
 
 	mu        sync.Mutex
 	live      bool     // the sandbox runs
+	life      int      // its number
 	removed   bool     // the sandbox was deleted: no file is made any more
 	file      *os.File // nil before the first flow of this daemon
 	size      int64
 	failed    bool // a write failed; the next success notes it as lost flows
 	lost      uint64
 	totals    api.NetworkStats
+	peers     *rate.Limiter // of flows that other sandboxes cause
+	peersLost uint64        // of these, since the last one that was kept
 	followers map[*follower]struct{}
 }
 
@@ -47,7 +55,7 @@ type follower struct {
 }
 
 func newFlowLog(dir, id string) *flowLog {
-	return &flowLog{path: filepath.Join(dir, id), followers: make(map[*follower]struct{})}
+	return &flowLog{path: filepath.Join(dir, id), followers: make(map[*follower]struct{}), peers: rate.NewLimiter(peerRate, peerBurst)}
 }
 
 func (l *flowLog) current() string { return l.path + ".jsonl" }
@@ -55,6 +63,19 @@ func (l *flowLog) before() string  { return l.path + ".1.jsonl" }
 
 // inspection is the file of the sandbox's [Inspection].
 func (l *flowLog) inspection() string { return l.path + ".inspection.json" }
+
+// appendPeer adds a flow that another sandbox has caused, unless there are too many.
+func (l *flowLog) appendPeer(f api.Flow) error {
+	l.mu.Lock()
+	if !l.peers.AllowN(f.Time, 1) {
+		l.peersLost++
+		l.mu.Unlock()
+		return nil
+	}
+	f.Lost, l.peersLost = l.peersLost, 0
+	l.mu.Unlock()
+	return l.append(f)
+}
 
 // append adds a flow. A disk that refuses it costs flows, which are counted, and nothing else.
 func (l *flowLog) append(f api.Flow) error {
@@ -98,7 +119,7 @@ func (l *flowLog) count(f *api.Flow) {
 		t.BytesIn += f.In
 	case api.FlowQuery:
 		t.Queries++
-	case api.FlowRequest, api.FlowRestart: // a request is on a connection
+	case api.FlowRequest, api.FlowRestart, api.FlowPeer: // a request is on a connection
 	}
 	if !f.Allow && f.Kind != api.FlowRestart {
 		t.Refused++
@@ -202,7 +223,7 @@ func (l *flowLog) remove() error {
 	defer l.mu.Unlock()
 	l.removed = true
 	var errs []error
-	for _, name := range []string{l.current(), l.before(), l.inspection(), l.inspection() + ".new"} {
+	for _, name := range []string{l.current(), l.before(), l.inspection(), l.inspection() + ".new", l.spent(), l.spent() + ".new"} {
 		if err := os.Remove(name); !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
@@ -293,10 +314,10 @@ func (l *flowLog) snapshot() (files []*os.File, size int64, err error) {
 }
 
 // begin notes that the sandbox runs, in a life of its own.
-func (l *flowLog) begin() {
+func (l *flowLog) begin(life int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.live = true
+	l.live, l.life = true, life
 }
 
 // replay emits the flows of the files; of the last one only the first size bytes.

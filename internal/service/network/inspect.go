@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -18,8 +19,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Inspection belongs to a sandbox whose policy reads requests within TLS: an authority of its own,
-// and placeholders of secrets. A nil Inspection is that of all others.
+// Inspection holds an authority and placeholders of secrets, for a sandbox whose policy reads
+// requests within TLS. Other sandboxes have a nil Inspection.
 type Inspection struct {
 	authority    *ca.Authority
 	placeholders map[string]string // by the secret's name
@@ -35,8 +36,8 @@ var trusting = []string{
 }
 
 // Inspect returns the inspection of a new sandbox of a tenant; nil if its policy reads nothing
-// within TLS. One that shares the network of another sandbox trusts that one's authority, and has
-// no secrets.
+// within TLS. A sandbox that shares the network of another one trusts the authority of that one,
+// and has no secrets.
 func (n *Networks) Inspect(tenant string, net api.Network) (*Inspection, error) {
 	if net.Mode == api.NetworkSandbox {
 		authority, err := n.authority(net.Sandbox)
@@ -45,7 +46,7 @@ func (n *Networks) Inspect(tenant string, net api.Network) (*Inspection, error) 
 		}
 		return &Inspection{authority: authority}, nil
 	}
-	if !Has(net) {
+	if !net.HasGateway() {
 		return nil, nil
 	}
 	p, err := policy.Parse(document(net))
@@ -73,6 +74,27 @@ func (n *Networks) Inspect(tenant string, net api.Network) (*Inspection, error) 
 	return i, nil
 }
 
+// PlainEnv returns the environment of a sandbox without the variables that its inspection has put
+// there: snapshots and forks have another authority and other placeholders, or none. A value of the
+// user's that is the inspection's too is left out.
+func (n *Networks) PlainEnv(rec *runtime.Record) ([]string, error) {
+	s, err := n.readInspection(rec.ID)
+	if err != nil {
+		return nil, err
+	}
+	if s == nil {
+		if rec.Network.Mode != api.NetworkSandbox { // which may have its owner's
+			return rec.Env, nil
+		}
+		s = new(stored)
+	}
+	placeholders := slices.Collect(maps.Values(s.Placeholders))
+	return slices.DeleteFunc(slices.Clone(rec.Env), func(e string) bool {
+		name, value, _ := strings.Cut(e, "=")
+		return value == runtime.TrustFile && slices.Contains(trusting, name) || slices.Contains(placeholders, value)
+	}), nil
+}
+
 // Trust is for [runtime.Spec].
 func (i *Inspection) Trust() []byte {
 	if i == nil {
@@ -81,8 +103,8 @@ func (i *Inspection) Trust() []byte {
 	return i.authority.Certificate()
 }
 
-// Env returns the variables that name the sandbox's bundle, which its own overrule, and those of
-// its secrets, which overrule all.
+// Env returns the variables that name the sandbox's bundle, over which its own take precedence, and
+// those that hold placeholders of its secrets, which take precedence over all.
 func (i *Inspection) Env() (bundle, secrets []string) {
 	if i == nil {
 		return nil, nil
@@ -147,7 +169,7 @@ func (n *Networks) Restore(rec *runtime.Record) ([]byte, error) {
 	return authority.Certificate(), nil
 }
 
-// authority returns that of a sandbox's inspection, nil for one without.
+// authority returns the authority that a sandbox trusts, nil if it has no inspection.
 func (n *Networks) authority(id string) (*ca.Authority, error) {
 	s, err := n.readInspection(id)
 	if err != nil || s == nil {
@@ -172,7 +194,7 @@ func (n *Networks) readInspection(id string) (*stored, error) {
 	return s, nil
 }
 
-// load returns the authority of a sandbox and its secrets. A secret that its tenant has no more is
+// load returns the authority of a sandbox and its secrets. A secret that its tenant has removed is
 // left out: its placeholder then goes out as it is, and is worth nothing.
 func (n *Networks) load(tenant, id string) (*ca.Authority, []secrets.Secret, error) {
 	s, err := n.readInspection(id)
@@ -191,7 +213,8 @@ func (n *Networks) load(tenant, id string) (*ca.Authority, []secrets.Secret, err
 			continue
 		}
 		secret.Binding.Placeholder = s.Placeholders[name]
-		// Set to a larger value while the sandbox was stopped. Without its network it would be of no use.
+		// The secret was set to a larger value while the sandbox was stopped. It is left out: a sandbox
+		// that could not start would be of no use.
 		if err := egress.CheckSecrets(append(slices.Clone(placed), secret)); err != nil {
 			n.opts.Log.Warn("a sandbox is without one of its secrets", "id", id, "secret", name, "error", err)
 			continue

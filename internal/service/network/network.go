@@ -5,6 +5,7 @@
 //	create, start, adoption ── Connect ──▶ engine: sockets ──▶ gateway: sockets and document; published ports
 //	gateway ── event ──▶ flows/ID.jsonl, followers, totals
 //	gateway ── ask ──▶ a running sandbox of a common named network: its address, a connection to it
+//	gateway ── ask ──▶ a Unix socket of the host that the policy names: a connection to it
 //	end of the sandbox ──▶ the gateway forgets it, its ports are unbound
 //
 // The gateway is a process of its own, which is started with the first sandbox that has a network.
@@ -17,7 +18,9 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -34,8 +37,8 @@ import (
 type Options struct {
 	// Dir holds the flows; it is made when it is missing.
 	Dir string
-	// PortDir holds the Unix sockets of published ports; the first makes it. Its parent is closed to
-	// other users, and no other daemon's.
+	// PortDir holds the Unix sockets of published ports; the first makes it. Other users cannot search
+	// its parent, and no other daemon uses it.
 	PortDir string
 	// Engine has the sandboxes' sockets; nil if it cannot give them a network.
 	Engine runtime.Networker
@@ -44,7 +47,11 @@ type Options struct {
 	// Ceiling bounds all policies. Nil means no bound for the daemon's own tenant; others may allow
 	// everything public.
 	Ceiling *policy.Policy
-	// Secrets are those of the operator's file, by name.
+	// Sockets are the names of the host's Unix sockets that policies may open.
+	Sockets []string
+	// DialSocket connects to one of Sockets, whose path it alone knows.
+	DialSocket func(ctx context.Context, name string) (*net.UnixConn, error)
+	// Secrets are the secrets in the operator's file, by name.
 	Secrets map[string]secrets.Secret
 	// Store has the secrets that tenants set.
 	Store *secrets.Store
@@ -61,6 +68,12 @@ type Networks struct {
 	starting sync.Mutex // serializes starts of the gateway
 	peers    peers
 
+	sources *quota // of datagrams of published ports
+	pending *quota // of bytes of datagrams that wait
+	dials   *quota // connections to peers and sockets that are not made yet
+
+	forwarded *quota // connections of published ports
+
 	closing chan struct{}  // closed when Close begins
 	work    sync.WaitGroup // acceptors of published ports, and ends of lives
 
@@ -74,13 +87,15 @@ type Networks struct {
 // life is the time in which the gateway serves a sandbox.
 type life struct {
 	tenant  string      // of the sandbox
-	secrets []string    // names of those that the sandbox has
+	secrets []string    // names of the sandbox's secrets
 	behind  atomic.Bool // the gateway has not got the last change of one
 
-	changing  sync.Mutex     // serializes what the gateway is told of it
+	changing  sync.Mutex     // serializes requests to the gateway about it
 	accepting sync.WaitGroup // acceptors of its published ports
 	over      bool           // needs Networks.mu
 	member    *member        // nil unless it is in a named network
+	// policy returns the sandbox's policy; the first call parses it. The field needs Networks.mu.
+	policy func() (*policy.Policy, error)
 }
 
 // Open makes the directory of flows, and clears that of Unix sockets.
@@ -93,7 +108,8 @@ func Open(opts Options) (*Networks, error) {
 	}
 	n := &Networks{
 		opts: opts, doors: doors{dir: opts.PortDir, held: make(map[string]bool)}, closing: make(chan struct{}),
-		logs: make(map[string]*flowLog), lives: make(map[string]*life),
+		logs: make(map[string]*flowLog), lives: make(map[string]*life), sources: sourceQuota(), pending: pendingQuota(), dials: dialQuota(),
+		forwarded: forwardQuota(),
 	}
 	if err := n.doors.sweep(); err != nil {
 		return nil, err
@@ -148,7 +164,7 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 	if err := checkJoin(net.Join); err != nil {
 		return net, err
 	}
-	if !Has(net) {
+	if !net.HasGateway() {
 		if net.Budget != (api.NetworkBudget{}) {
 			return net, class.Invalidf("network budget: a sandbox without a network needs none")
 		}
@@ -174,7 +190,7 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 	return net, n.permitted(tenant, p)
 }
 
-// checkShared checks a network that is another sandbox's. The caller looks that one up.
+// checkShared checks a request for the network of another sandbox, which the caller looks up.
 func checkShared(net *api.Network) error {
 	if net.Sandbox == "" {
 		return class.Invalidf("network sandbox is missing: mode %q shares the network of one", net.Mode)
@@ -192,8 +208,8 @@ func (n *Networks) permitted(tenant string, p *policy.Policy) error {
 		switch {
 		case tenant != "":
 			return class.Invalidf("network policy: services of the host are the operator's to give")
-		case s.Socket != "":
-			return class.Invalidf("network policy: %s: the gateway reaches no Unix socket; let the service listen on an address of the host's loopback", s.Rule)
+		case s.Socket != "" && !slices.Contains(n.opts.Sockets, s.Socket):
+			return class.Invalidf("network policy: %s: the operator has named no socket %q; name it with serve --service %[2]s=unix:PATH", s.Rule, s.Socket)
 		}
 	}
 	switch {
@@ -210,6 +226,29 @@ func (n *Networks) permitted(tenant string, p *policy.Policy) error {
 		return class.Invalidf("network policy: it allows more than the operator does, such as %s", example)
 	}
 	return nil
+}
+
+// Inherit returns the network of a sandbox that is made of a snapshot or of another sandbox. A
+// request that names a mode, a policy or a sandbox to share with inherits nothing. Of others, the
+// named networks, secrets and budget replace those of the origin. Secrets of the origin that its
+// policy can use no more, after a change, are left out: a request for both would be refused.
+func Inherit(ask, from api.Network) api.Network {
+	if ask.Mode != "" || ask.Policy != "" || ask.Sandbox != "" {
+		return ask
+	}
+	if p, err := policy.Parse(document(from)); err != nil || !p.Inspects() {
+		from.Secrets = nil
+	}
+	if len(ask.Join) > 0 {
+		from.Join = ask.Join
+	}
+	if len(ask.Secrets) > 0 {
+		from.Secrets = ask.Secrets
+	}
+	if ask.Budget != (api.NetworkBudget{}) {
+		from.Budget = ask.Budget
+	}
+	return from
 }
 
 // publicDocument allows all that is public.
@@ -240,18 +279,12 @@ func budget(b api.NetworkBudget) gateway.Budget {
 	}
 }
 
-// Has reports whether a sandbox has a network of its own that is more than a loopback interface.
-func Has(net api.Network) bool {
-	return net.Mode != api.NetworkSandbox && (net.Mode != "" && net.Mode != api.NetworkNone || len(net.Join) > 0)
-}
-
-// Connect has the gateway serve a sandbox that runs, if it has a network, and forwards its
-// published ports: those given, which it takes over, or newly bound ones of the record if ports is
-// nil. The lease is of the life that begins; a second call in one life does nothing. The caller
-// ends the lease.
+// Connect has the gateway serve a running sandbox, if it has a network, and forwards its published
+// ports. It takes over the given ports; if ports is nil, it binds those of the record. The lease is
+// of the life that begins; a second call in one life does nothing. The caller ends the lease.
 func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Published) error {
 	rec := &lease.Record
-	if !Has(rec.Network) {
+	if !rec.Network.HasGateway() {
 		return nil
 	}
 	id := rec.ID
@@ -261,12 +294,12 @@ func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Pub
 		n.mu.Unlock()
 		return nil
 	}
-	l := &life{tenant: rec.Tenant, secrets: rec.Network.Secrets}
+	l := &life{tenant: rec.Tenant, secrets: rec.Network.Secrets, policy: parse(rec.Network)}
 	l.changing.Lock()
 	n.lives[id] = l
 	n.mu.Unlock()
 	l.member = n.peers.enter(rec) // before the gateway asks for it
-	n.logOf(id).begin()
+	n.logOf(id).begin(rec.Life)
 	ports, err := n.open(ctx, rec, before, ports)
 	l.changing.Unlock()
 	if err != nil {
@@ -322,7 +355,12 @@ func (n *Networks) add(ctx context.Context, rec *runtime.Record) error {
 	if err != nil {
 		return errors.Join(err, sockets.Close())
 	}
+	spent, err := newFlowLog(n.opts.Dir, rec.ID).readSpent(rec.Life)
+	if err != nil {
+		return errors.Join(err, sockets.Close())
+	}
 	err = g.Add(ctx, egress.Network{
+		Spent:     spent,
 		Authority: authority, Secrets: placed, ID: rec.ID, Policy: document(rec.Network), Budget: budget(rec.Network.Budget), Networks: rec.Network.Join,
 		Sockets: egress.Sockets{Stream: sockets.Stream, DNS: sockets.DNS, DNSTCP: sockets.DNSTCP},
 	})
@@ -342,7 +380,7 @@ func (n *Networks) started(ctx context.Context) (*egress.Gateway, error) {
 	if n.opts.Start == nil {
 		return nil, fmt.Errorf("%w: this daemon has no gateway", runtime.ErrUnenforceable)
 	}
-	g, err := n.opts.Start(context.WithoutCancel(ctx), egress.Config{Events: n.record, Peers: egress.Peers{Find: n.peers.find, Dial: n.dialPeer}})
+	g, err := n.opts.Start(context.WithoutCancel(ctx), egress.Config{Events: n.record, Peers: egress.Peers{Find: n.peers.find, Dial: n.dialPeer}, DialSocket: n.dialSocket})
 	if err != nil {
 		return nil, fmt.Errorf("start the gateway: %w", err)
 	}
@@ -397,20 +435,24 @@ func (n *Networks) end(ctx context.Context, id string, l *life) {
 // sandbox that the gateway does not serve has none to change.
 func (n *Networks) SetPolicy(ctx context.Context, id string, net api.Network) error {
 	n.mu.Lock()
-	l, g := n.lives[id], n.gateway
+	l := n.lives[id]
 	n.mu.Unlock()
-	if l == nil || g == nil {
+	if l == nil {
 		return nil
 	}
-	l.changing.Lock()
+	l.changing.Lock() // until Connect, which may have an older record, has told the gateway
 	defer l.changing.Unlock()
 	n.mu.Lock()
-	over := l.over
+	g, over, before := n.gateway, l.over, l.policy
+	l.policy = parse(net) // before the gateway asks for a socket that it opens
 	n.mu.Unlock()
-	if over {
+	if over || g == nil {
 		return nil
 	}
 	if err := g.SetPolicy(ctx, id, document(net)); err != nil {
+		n.mu.Lock()
+		l.policy = before
+		n.mu.Unlock()
 		return fmt.Errorf("change the network policy: %w", err)
 	}
 	return nil
@@ -434,6 +476,9 @@ func (n *Networks) record(e gateway.Event) {
 	n.mu.Unlock()
 	if l == nil { // deleted meanwhile
 		return
+	}
+	if err := l.keepSpent(e.Spent); err != nil {
+		n.opts.Log.Warn("the use of a sandbox's budget is not on disk: the next daemon counts it anew", "id", e.Network, "error", err)
 	}
 	if err := l.append(flow(&e)); err != nil {
 		n.opts.Log.Warn("flows of a sandbox are not on disk", "id", e.Network, "error", err)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -20,7 +21,7 @@ import (
 
 func open(t *testing.T, ceiling *policy.Policy) *Networks {
 	t.Helper()
-	n, err := Open(Options{Dir: t.TempDir(), Ceiling: ceiling, PortDir: filepath.Join(t.TempDir(), "ports"), Store: secrets.NewStore(t.TempDir()), Log: slog.New(slog.DiscardHandler)})
+	n, err := Open(Options{Dir: t.TempDir(), Ceiling: ceiling, PortDir: filepath.Join(t.TempDir(), "ports"), Store: secrets.NewStore(t.TempDir()), Sockets: []string{"models"}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,11 +36,51 @@ func open(t *testing.T, ceiling *policy.Policy) *Networks {
 const (
 	onePublic  = "version: 1\nrules:\n- allow: example.com\n"
 	onePrivate = "version: 1\nrules:\n- allow: 10.0.0.0/8\n"
+	oneSocket  = "version: 1\nservices:\n- port: 8080\n  to: unix:models\n"
 	oneService = "version: 1\nservices:\n- port: 8080\n  to: 127.0.0.1:11434\n"
 )
 
+// Other sandboxes add a bounded number of flows to a record, and the rest is counted.
+func TestFlowsOfPeersAreBounded(t *testing.T) {
+	l := newFlowLog(t.TempDir(), "box")
+	at := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	const more = 50
+	for range peerBurst + more {
+		if err := l.appendPeer(api.Flow{Time: at, Kind: api.FlowPeer, Allow: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.append(api.Flow{Time: at, Kind: api.FlowConnection, Allow: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.appendPeer(api.Flow{Time: at.Add(time.Second), Kind: api.FlowPeer, Allow: true}); err != nil {
+		t.Fatal(err)
+	}
+	counts, lost := map[api.FlowKind]int{}, uint64(0)
+	if err := l.read(t.Context(), -1, false, func(f api.Flow) error {
+		counts[f.Kind]++
+		lost += f.Lost
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if counts[api.FlowPeer] != peerBurst+1 || counts[api.FlowConnection] != 1 || lost != more {
+		t.Errorf("%v, %d lost", counts, lost)
+	}
+	if s := l.stats(); s.Connections != 1 || s.Refused != 0 {
+		t.Errorf("%+v", s)
+	}
+	if err := l.close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestCheck(t *testing.T) {
 	pypi, err := policy.Preset("pypi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bounded, err := policy.Parse([]byte("version: 1\nrules:\n- {name: few, allow: '*', ports: any, budget: {hosts: 2}}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,6 +97,10 @@ func TestCheck(t *testing.T) {
 		{name: "egress", net: with(onePublic)},
 		{name: "private addresses", net: with(onePrivate)},
 		{name: "a service of the host", net: with(oneService)},
+		{name: "a socket of the host", net: with(oneSocket)},
+		{name: "a socket that the operator has not named", net: with(strings.ReplaceAll(oneSocket, "models", "other")), err: `named no socket "other"; name it with serve --service other=unix:PATH`},
+		{name: "a path of a socket", net: with(strings.ReplaceAll(oneSocket, "models", "/run/docker.sock")), err: "is not the name of a socket"},
+		{name: "a socket of the host, of a tenant", tenant: "1002", net: with(oneSocket), err: "operator's to give"},
 		{name: "a budget", net: api.Network{Mode: api.NetworkFull, Budget: api.NetworkBudget{BytesOut: 1, QueryRate: 0.5}}},
 		{name: "the host's network", net: api.Network{Mode: "host"}, err: `network mode "host"`},
 		{name: "egress without a policy", net: with(""), err: "policy is missing"},
@@ -70,6 +115,8 @@ func TestCheck(t *testing.T) {
 		{name: "below the ceiling", ceiling: pypi, net: with("version: 1\npresets: [pypi]\n")},
 		{name: "above the ceiling", ceiling: pypi, net: with(onePublic), err: "more than the operator does, such as"},
 		{name: "full above the ceiling", ceiling: pypi, net: api.Network{Mode: api.NetworkFull}, err: "more than the operator does"},
+		{name: "with the ceiling's budget", ceiling: bounded, net: with("version: 1\nrules:\n- {name: x, allow: example.com, budget: {hosts: 2}}\n")},
+		{name: "without the ceiling's budget", ceiling: bounded, net: with(onePublic), err: "more than the operator does, such as tcp example.com (1.1.1.1) port 80, beyond hosts: 2 of rule few"},
 		{name: "no network at all", ceiling: new(policy.Policy), net: with(onePublic), err: "more than the operator does"},
 		{name: "none below the least", ceiling: new(policy.Policy)},
 
@@ -207,7 +254,7 @@ func TestFlowFilesAreBounded(t *testing.T) {
 func TestFollowEndsWithTheSandbox(t *testing.T) {
 	n := open(t, nil)
 	log := n.logOf("a")
-	log.begin()
+	log.begin(0)
 	if err := log.append(some(0, 1)[0]); err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +273,7 @@ func TestFollowEndsWithTheSandbox(t *testing.T) {
 	if err := n.Flows(t.Context(), "a", FlowOptions{Tail: 0, Follow: true}, func(api.Flow) error { return nil }); err != nil {
 		t.Error(err)
 	}
-	log.begin()
+	log.begin(0)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("enough")
 	cancel(cause)
@@ -238,7 +285,7 @@ func TestFollowEndsWithTheSandbox(t *testing.T) {
 func TestSlowFollowersLearnWhatTheyMissed(t *testing.T) {
 	n := open(t, nil)
 	log := n.logOf("a")
-	log.begin()
+	log.begin(0)
 	if err := log.append(some(0, 1)[0]); err != nil {
 		t.Fatal(err)
 	}

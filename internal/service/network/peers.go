@@ -11,7 +11,12 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
+	"golang.org/x/net/publicsuffix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/netns"
 	"github.com/sandboxd/sandboxd/netns/gateway"
@@ -19,12 +24,10 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-const maxJoined = 8 // networks of one sandbox
-
 // checkJoin checks the named networks that a request asks for.
 func checkJoin(names []string) error {
-	if len(names) > maxJoined {
-		return class.Invalidf("network join: there are %d networks, at most %d are possible", len(names), maxJoined)
+	if len(names) > egress.MaxJoined {
+		return class.Invalidf("network join: there are %d networks, at most %d are possible", len(names), egress.MaxJoined)
 	}
 	for i, name := range names {
 		switch label, err := policy.ParseName(name); {
@@ -32,11 +35,25 @@ func checkJoin(names []string) error {
 			return class.Invalidf("network join %q: a network's name has up to 63 lower-case letters, digits and inner hyphens, and not digits alone", class.Clip(name))
 		case name == "internal" || name == "localhost":
 			return class.Invalidf("network join %q: this name means something else in DNS", name)
+		case hidesTheInternet(name):
+			return class.Invalidf("network join %q: it is a top-level domain, whose public names would lead to sandboxes; choose another name", name)
 		case slices.Contains(names[:i], name):
 			return class.Invalidf("network join %q: it is named twice", name)
 		}
 	}
 	return nil
+}
+
+// hidesTheInternet reports whether a label is a top-level domain that sandboxes surely use: of a
+// country, or an early one. Names of the form NAME.NETWORK are answered before those of the policy.
+// Newer domains, such as app and dev, are what people call networks.
+func hidesTheInternet(label string) bool {
+	switch label {
+	case "com", "net", "org", "edu", "gov", "mil", "int", "arpa", "info", "biz":
+		return true
+	}
+	_, listed := publicsuffix.PublicSuffix("example." + label)
+	return listed && (len(label) == 2 || strings.HasPrefix(label, "xn--"))
 }
 
 // peers are the running sandboxes that are in named networks. The zero value has none.
@@ -152,37 +169,86 @@ func (p *peers) find(id string, name policy.Name) (gateway.Peer, error) {
 	return gateway.Peer{}, gateway.ErrNoPeer
 }
 
-// having returns the peer of a sandbox that has an address, and its id.
-func (p *peers) having(id string, addr netip.Addr) (peer gateway.Peer, of string, err error) {
+// having returns the peer of a sandbox that has an address, its id, and the tenant of both.
+func (p *peers) having(id string, addr netip.Addr) (peer gateway.Peer, of owner, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	m := p.members[id]
 	if m == nil {
-		return gateway.Peer{}, "", gateway.ErrNoPeer
+		return gateway.Peer{}, owner{}, gateway.ErrNoPeer
 	}
 	to := p.at[home{m.tenant, addr}]
 	if to == nil {
-		return gateway.Peer{}, "", gateway.ErrNoPeer
+		return gateway.Peer{}, owner{}, gateway.ErrNoPeer
 	}
 	for _, network := range m.networks {
 		if slices.Contains(to.networks, network) {
-			return gateway.Peer{Name: to.name, Network: network, Addr: addr}, to.id, nil
+			return gateway.Peer{Name: to.name, Network: network, Addr: addr}, owner{to.tenant, to.id}, nil
 		}
 	}
-	return gateway.Peer{}, "", gateway.ErrNoPeer
+	return gateway.Peer{}, owner{}, gateway.ErrNoPeer
 }
 
-// dialPeer implements [egress.Peers.Dial]. Servers on the loopback of the peer stay its own.
+// dialQuota bounds the connections to peers and to sockets of the host that are not made yet. Each
+// may take the whole time of a dial: a server that accepts nothing lets them wait. A gateway of
+// ours has at most 32 of each kind of a sandbox under way; one that was replaced may have as many
+// beside.
+func dialQuota() *quota {
+	return &quota{what: "connections to others that are not made yet", sandbox: 128, tenant: 512, all: 1024}
+}
+
+// dialPeer implements [egress.Peers.Dial]. Servers on the loopback of the peer stay its own. Beyond
+// the quota it refuses at once: a sandbox must not wait behind others.
 func (n *Networks) dialPeer(ctx context.Context, id string, to netip.AddrPort) (*net.TCPConn, gateway.Peer, error) {
 	peer, of, err := n.peers.having(id, to.Addr())
 	if err != nil {
 		return nil, peer, err
 	}
-	c, err := dial[*net.TCPConn](ctx, n.opts.Engine, of, "tcp", to.Port(), netns.ConnectOwn)
+	from := owner{of.tenant, id}
+	if err := n.dials.take(from, 1); err != nil {
+		return nil, gateway.Peer{}, gateway.Refused(err.Error())
+	}
+	defer n.dials.give(from, 1)
+	c, err := dial[*net.TCPConn](ctx, n.opts.Engine, of.id, "tcp", to.Port(), netns.ConnectOwn)
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		err = errno // the record names peer and port itself
 	}
+	n.recordPeer(id, of.id, peer.Network, to.Port(), err)
 	return c, peer, err
+}
+
+// recordPeer records a connection of a sandbox, or an attempt, in the flows of the one that it
+// leads to. The daemon has made it, so that no gateway can invent or hide it.
+func (n *Networks) recordPeer(from, to, network string, port uint16, failure error) {
+	f := api.Flow{Time: time.Now().UTC(), Kind: api.FlowPeer, Protocol: "tcp", Port: port, Allow: true, Rule: policy.PeerRule(network), Address: n.Address(from)}
+	n.peers.mu.Lock()
+	if m := n.peers.members[from]; m != nil {
+		f.Name = m.name
+	}
+	n.peers.mu.Unlock()
+	if failure != nil {
+		f.Reason = failure.Error()
+	}
+	n.mu.Lock()
+	l := n.logs[to]
+	n.mu.Unlock()
+	if l == nil { // it was deleted meanwhile
+		return
+	}
+	if err := l.appendPeer(f); err != nil {
+		n.opts.Log.Warn("flows of a sandbox are not on disk", "id", to, "error", err)
+	}
+}
+
+// Address returns the address that a sandbox has in its named networks; empty if it does not run,
+// is in none, or no address was left.
+func (n *Networks) Address(id string) string {
+	n.peers.mu.Lock()
+	defer n.peers.mu.Unlock()
+	if m := n.peers.members[id]; m != nil && m.addr.IsValid() {
+		return m.addr.String()
+	}
+	return ""
 }
 
 // Expect makes sandboxes that run when the daemon starts members of their named networks.

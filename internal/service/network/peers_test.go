@@ -1,9 +1,11 @@
 package network
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
@@ -37,11 +39,16 @@ func TestCheckJoin(t *testing.T) {
 		"the Kelvin sign": {[]string{"\u212a"}, "letters"},
 		"internal":        {[]string{"internal"}, "something else"},
 		"localhost":       {[]string{"localhost"}, "something else"},
+		"com":             {[]string{"front", "com"}, "top-level domain"},
+		"org":             {[]string{"org"}, "top-level domain"},
+		"of a country":    {[]string{"de"}, "top-level domain"},
+		"in Chinese":      {[]string{"xn--fiqs8s"}, "top-level domain"},
+		"no domain":       {[]string{"frontend", "db", "prod-2", "test", "app", "dev"}, ""},
 	} {
 		for _, mode := range []api.NetworkMode{"", api.NetworkNone, api.NetworkFull} {
 			got, err := open(t, nil).Check("1002", api.Network{Mode: mode, Join: tt.join})
 			switch {
-			case tt.err == "" && (err != nil || len(got.Join) != len(tt.join) || !Has(got)):
+			case tt.err == "" && (err != nil || len(got.Join) != len(tt.join) || !got.HasGateway()):
 				t.Errorf("%s: %+v, %v", name, got, err)
 			case tt.err != "" && (!errors.Is(err, class.ErrInvalid) || !strings.Contains(err.Error(), tt.err)):
 				t.Errorf("%s: %v, want %q", name, err, tt.err)
@@ -62,6 +69,61 @@ func TestCheckJoin(t *testing.T) {
 	}
 }
 
+// stuck is an engine whose sockets are long in coming.
+type stuck struct {
+	asked   chan string // ids
+	release chan struct{}
+}
+
+func (*stuck) NetworkSockets(context.Context, string) (*runtime.NetworkSockets, error) {
+	return nil, errors.New("it has none")
+}
+
+func (s *stuck) NetworkSocket(_ context.Context, id, _ string) (*os.File, error) {
+	s.asked <- id
+	<-s.release
+	return nil, errors.New("no socket")
+}
+
+// Connections to peers that are not made yet are bounded: a sandbox beyond its bound is refused at
+// once, and neither its tenant's others nor another tenant's notice.
+func TestConnectionsToPeersAreBounded(t *testing.T) {
+	n := open(t, nil)
+	engine := &stuck{asked: make(chan string, 10), release: make(chan struct{})}
+	n.opts.Engine = engine
+	n.dials = &quota{what: "connections", sandbox: 2, tenant: 8, all: 16}
+	for _, rec := range []*runtime.Record{record("w", "", "web", "front"), record("d", "", "db", "front"), record("tw", "1002", "web", "front"), record("td", "1002", "db", "front")} {
+		n.peers.enter(rec)
+	}
+	to := func(id string) netip.AddrPort { return netip.AddrPortFrom(n.peers.members[id].addr, 80) }
+	refused := func(err error) bool { _, ok := errors.AsType[gateway.Refused](err); return ok }
+	ends := make(chan error, 10)
+	for _, pair := range [][2]string{{"w", "d"}, {"w", "d"}, {"d", "w"}, {"td", "tw"}} {
+		go func() {
+			_, _, err := n.dialPeer(t.Context(), pair[0], to(pair[1]))
+			ends <- err
+		}()
+		if id := <-engine.asked; id != pair[1] {
+			t.Errorf("%s dials %s", pair[0], id)
+		}
+	}
+	if _, peer, err := n.dialPeer(t.Context(), "w", to("d")); !refused(err) || peer != (gateway.Peer{}) || !strings.Contains(err.Error(), "at most 2") {
+		t.Errorf("beyond the bound: %+v, %v", peer, err)
+	}
+	close(engine.release)
+	for range 4 {
+		if err := <-ends; err == nil || refused(err) {
+			t.Errorf("below the bound: %v", err)
+		}
+	}
+	if _, peer, err := n.dialPeer(t.Context(), "w", to("d")); refused(err) || peer.Name != "db" {
+		t.Errorf("afterwards: %+v, %v", peer, err)
+	}
+	if n.dials.held != 0 {
+		t.Errorf("%d are held", n.dials.held)
+	}
+}
+
 func record(id, tenant, name string, networks ...string) *runtime.Record {
 	return &runtime.Record{Sandbox: api.Sandbox{ID: id, Name: name, Network: api.Network{Join: networks}}, Tenant: tenant}
 }
@@ -78,8 +140,8 @@ func crowd() *peers {
 	return p
 }
 
-// A sandbox finds those of its tenant in its networks, and no others, in every form of their names
-// and by no other.
+// A sandbox finds the sandboxes of its tenant in its networks by every form of their names, and
+// finds no others.
 func TestPeersAreFound(t *testing.T) {
 	p := crowd()
 	for _, tc := range []struct{ id, name, want string }{
@@ -125,7 +187,7 @@ func TestPeersAreFound(t *testing.T) {
 			t.Errorf("%s asks for %s: %q, %v, want %q", tc.id, tc.name, got, err, tc.want)
 		}
 	}
-	// One tenant's web is not the other's.
+	// The web of another tenant is not found.
 	name, _ := policy.ParseName("web")
 	ours, _ := p.find("d", name)
 	theirs, _ := p.find("td", name)
@@ -147,13 +209,13 @@ func TestAddressesLeadToPeersOnly(t *testing.T) {
 		for at, of := range p.at {
 			addr := at.addr
 			m := p.at[home{tenant, addr}]
-			peer, id, err := p.having(from, addr)
+			peer, to, err := p.having(from, addr)
 			allowed := m != nil && strings.Contains(may[from], m.id) && strings.HasPrefix(m.id, "t") == strings.HasPrefix(from, "t")
 			if allowed != (err == nil) {
 				t.Errorf("%s asks for %s, of %s: %+v, %v", from, addr, of.id, peer, err)
 			}
-			if err == nil && (id != m.id || peer.Addr != addr || peer.Name != m.name) {
-				t.Errorf("%s asks for %s, of %s: %+v, %s", from, addr, m.id, peer, id)
+			if err == nil && (to != (owner{m.tenant, m.id}) || peer.Addr != addr || peer.Name != m.name) {
+				t.Errorf("%s asks for %s, of %s: %+v, %s", from, addr, m.id, peer, to)
 			}
 			if !policy.PeerAddresses.Contains(addr) {
 				t.Errorf("%s has the address %s", of.id, addr)
@@ -167,7 +229,8 @@ func TestAddressesLeadToPeersOnly(t *testing.T) {
 	}
 }
 
-// A name has its address again, whatever happened to its sandbox, and what has left is not found.
+// A name has its address again, whatever happened to its sandbox. A sandbox that has left is not
+// found.
 func TestPeersComeAndGo(t *testing.T) {
 	p := crowd()
 	name, _ := policy.ParseName("db")

@@ -28,6 +28,11 @@ const (
 	dialTimeout  = 30 * time.Second
 )
 
+// forwardQuota bounds the connections of published ports. Each has two descriptors of the daemon.
+func forwardQuota() *quota {
+	return &quota{what: "connections of published ports", sandbox: 1024, tenant: 2048, all: 4096}
+}
+
 // Published are host ports and Unix sockets that are bound for a sandbox. Nothing is accepted
 // before [Networks.Connect].
 type Published struct {
@@ -35,7 +40,8 @@ type Published struct {
 	bound []bound // of each port
 }
 
-// bound is where one port is published: one of its fields.
+// bound holds the socket that one port is published at: stream, or datagrams for UDP. The other is
+// nil.
 type bound struct {
 	stream    net.Listener
 	datagrams *net.UDPConn
@@ -130,7 +136,7 @@ func (n *Networks) CheckPorts(tenant string, net api.Network, ports []api.PortMa
 	if len(ports) > 0 && net.Mode == api.NetworkSandbox {
 		return nil, class.Invalidf("ports: those of a shared network are published by its owner, sandbox %q", class.Clip(net.Sandbox))
 	}
-	if len(ports) > 0 && !Has(net) {
+	if len(ports) > 0 && !net.HasGateway() {
 		return nil, class.Invalidf("ports: a sandbox without a network has none to publish; ask for network mode %q or %q", api.NetworkEgress, api.NetworkFull)
 	}
 	if len(ports) > maxPorts {
@@ -164,7 +170,7 @@ func checkAddress(tenant string, m *api.PortMapping) error {
 	if err != nil || at.Zone() != "" {
 		return fmt.Errorf("address %q: must be an IP address of the host", class.Clip(m.Address))
 	}
-	// The daemon may bind what the tenant's own programs may not.
+	// The daemon may be allowed ports that the tenant's own programs may not bind.
 	if tenant != "" && (!at.IsLoopback() || m.HostPort != 0 && m.HostPort < 1024) {
 		return errors.New("tenants publish at loopback addresses, from port 1024 on")
 	}
@@ -204,9 +210,9 @@ func (n *Networks) forward(ctx context.Context, id string, l *life, p *Published
 		port := p.ports[i].Port
 		l.accepting.Go(func() {
 			if b.datagrams != nil {
-				n.relayDatagrams(ctx, id, port, b.datagrams)
+				n.relayDatagrams(ctx, owner{l.tenant, id}, port, b.datagrams)
 			} else {
-				n.accept(ctx, id, port, b.stream)
+				n.accept(ctx, owner{l.tenant, id}, port, b.stream, n.Dial)
 			}
 		})
 	}
@@ -221,11 +227,15 @@ func (n *Networks) forward(ctx context.Context, id string, l *life, p *Published
 	return cancel
 }
 
-// accept forwards connections until ctx ends.
-func (n *Networks) accept(ctx context.Context, id string, port uint16, l net.Listener) {
+// accept forwards connections until ctx ends. Beyond the quota it resets them: those of one sandbox
+// must not wait for another one.
+func (n *Networks) accept(
+	ctx context.Context, of owner, port uint16, l net.Listener, dial func(ctx context.Context, id string, port uint16) (*net.TCPConn, error),
+) {
 	defer l.Close()                                          // has ended when the place may be bound again
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })() // ends Accept
 	slots := make(chan struct{}, maxForwarded)
+	full := false // the last connection was beyond the quota
 	var open sync.WaitGroup
 	defer open.Wait()
 	for {
@@ -240,7 +250,7 @@ func (n *Networks) accept(ctx context.Context, id string, port uint16, l net.Lis
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			n.opts.Log.Warn("accept a connection to a published port", "id", id, "port", port, "error", err)
+			n.opts.Log.Warn("accept a connection to a published port", "id", of.id, "port", port, "error", err)
 			select { // out of descriptors, say
 			case <-time.After(time.Second):
 				continue
@@ -248,19 +258,36 @@ func (n *Networks) accept(ctx context.Context, id string, port uint16, l net.Lis
 				return
 			}
 		}
+		if err := n.forwarded.take(of, 1); err != nil {
+			if !full {
+				n.opts.Log.Warn("connections to a published port are reset", "id", of.id, "port", port, "error", err)
+			}
+			full = true
+			reset(outside)
+			<-slots
+			continue
+		}
+		full = false
 		open.Go(func() {
 			defer func() { <-slots }()
+			defer n.forwarded.give(of, 1)
 			defer outside.Close()
-			inside, err := n.Dial(ctx, id, port)
+			inside, err := dial(ctx, of.id, port)
 			if err != nil {
-				if tcp, ok := outside.(*net.TCPConn); ok {
-					_ = tcp.SetLinger(0) // a reset: a clean end would look like an empty answer
-				}
+				reset(outside)
 				return
 			}
 			relay.Both(ctx, outside, inside)
 		})
 	}
+}
+
+// reset closes a connection with a reset: a clean end would look like an empty answer.
+func reset(c net.Conn) {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = c.Close()
 }
 
 // Dial connects to a port of a sandbox's loopback.

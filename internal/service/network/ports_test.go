@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -70,9 +71,12 @@ func TestCheckPorts(t *testing.T) {
 
 func TestPublishedPortsAreAllBoundOrNone(t *testing.T) {
 	n := open(t, nil)
+	// A loopback address that nothing else uses: a port that was closed stays free.
+	pid := os.Getpid()
+	at := netip.AddrFrom4([4]byte{127, byte(100 + pid>>16&0x3f), byte(pid >> 8), byte(pid)}).String()
 	for _, protocol := range []string{"tcp", "udp"} {
 		t.Run(protocol, func(t *testing.T) {
-			one, err := n.Publish(t.Context(), []api.PortMapping{{Port: 80, Address: "127.0.0.1", Protocol: protocol}})
+			one, err := n.Publish(t.Context(), []api.PortMapping{{Port: 80, Address: at, Protocol: protocol}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -81,7 +85,7 @@ func TestPublishedPortsAreAllBoundOrNone(t *testing.T) {
 			if taken == 0 {
 				t.Fatal("the chosen port is not told")
 			}
-			free, err := n.Publish(t.Context(), []api.PortMapping{{Port: 80, Address: "127.0.0.1", Protocol: protocol}})
+			free, err := n.Publish(t.Context(), []api.PortMapping{{Port: 80, Address: at, Protocol: protocol}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -90,15 +94,15 @@ func TestPublishedPortsAreAllBoundOrNone(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err = n.Publish(t.Context(), []api.PortMapping{
-				{Port: 80, Address: "127.0.0.1", HostPort: number, Protocol: protocol},
+				{Port: 80, Address: at, HostPort: number, Protocol: protocol},
 				{Port: 82, Socket: filepath.Join(n.opts.PortDir, "both")},
-				{Port: 81, Address: "127.0.0.1", HostPort: taken, Protocol: protocol},
+				{Port: 81, Address: at, HostPort: taken, Protocol: protocol},
 			})
 			if !errors.Is(err, class.ErrPort) {
 				t.Fatalf("a port that is taken: %v", err)
 			}
 			again, err := n.Publish(t.Context(), []api.PortMapping{
-				{Port: 80, Address: "127.0.0.1", HostPort: number, Protocol: protocol},
+				{Port: 80, Address: at, HostPort: number, Protocol: protocol},
 				{Port: 82, Socket: filepath.Join(n.opts.PortDir, "both")},
 			})
 			if err != nil {
@@ -109,7 +113,7 @@ func TestPublishedPortsAreAllBoundOrNone(t *testing.T) {
 	}
 }
 
-// A Unix socket is its owner's, and never in the place of another file.
+// A published Unix socket has mode 0600 and never replaces a file that is no socket.
 func TestPublishedSockets(t *testing.T) {
 	n := open(t, nil)
 	at := filepath.Join(n.opts.PortDir, "web")
@@ -137,7 +141,7 @@ func TestPublishedSockets(t *testing.T) {
 	}
 	_ = c.Close()
 
-	// What a killed daemon has left is replaced by the next one.
+	// The next daemon replaces a socket that a killed one has left.
 	next := open(t, nil)
 	next.opts.PortDir, next.doors.dir = n.opts.PortDir, n.opts.PortDir
 	q, err := publish(next)
@@ -202,24 +206,40 @@ type relaying struct {
 	dials  atomic.Int64
 	now    atomic.Int64
 	ticks  chan time.Time
+	logged chan string // messages of the log
 }
 
-// relayTo starts a relay. The first dials are refused.
-func relayTo(t *testing.T, most int, refused int64) *relaying {
+// Handle implements [slog.Handler].
+func (r *relaying) Handle(_ context.Context, l slog.Record) error {
+	r.logged <- l.Message
+	return nil
+}
+
+func (*relaying) Enabled(context.Context, slog.Level) bool { return true }
+func (r *relaying) WithAttrs([]slog.Attr) slog.Handler     { return r }
+func (r *relaying) WithGroup(string) slog.Handler          { return r }
+
+// relayTo starts a relay. Each dial calls before with its number, from 1, and fails with its error.
+func relayTo(t *testing.T, most int, before func(ctx context.Context, dial int64) error, change ...func(*datagrams)) *relaying {
 	t.Helper()
-	r := &relaying{t: t, ticks: make(chan time.Time)}
+	r := &relaying{t: t, ticks: make(chan time.Time), logged: make(chan string, 100)}
 	r.server = listenUDP(t)
 	outside := listenUDP(t)
 	r.at = outside.LocalAddr().(*net.UDPAddr)
 	d := &datagrams{
-		outside: outside, most: most, log: slog.New(slog.DiscardHandler),
+		outside: outside, most: most, log: slog.New(r), quota: sourceQuota(), waiting: pendingQuota(),
 		time: clock{now: func() time.Time { return time.Unix(r.now.Load(), 0) }, tick: func() (<-chan time.Time, func()) { return r.ticks, func() {} }},
-		dial: func(context.Context) (*net.UDPConn, error) {
-			if r.dials.Add(1) <= refused {
-				return nil, errors.New("no socket")
+		dial: func(ctx context.Context) (*net.UDPConn, error) {
+			if n := r.dials.Add(1); before != nil {
+				if err := before(ctx, n); err != nil {
+					return nil, err
+				}
 			}
 			return net.DialUDP("udp", nil, r.server.LocalAddr().(*net.UDPAddr))
 		},
+	}
+	for _, c := range change {
+		c(d)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -294,7 +314,7 @@ func (r *relaying) sweep(d time.Duration) {
 
 // Each source gets its own answers, of any size.
 func TestDatagramsAreRelayed(t *testing.T) {
-	r := relayTo(t, maxSources, 0)
+	r := relayTo(t, maxSources, nil)
 	a, b := r.client(), r.client()
 	r.send(a, "from a")
 	fromA := r.arrives("from a")
@@ -318,7 +338,7 @@ func TestDatagramsAreRelayed(t *testing.T) {
 
 // Sources are bounded, and make room when they are idle.
 func TestSourcesOfDatagramsAreBounded(t *testing.T) {
-	r := relayTo(t, 2, 0)
+	r := relayTo(t, 2, nil)
 	a, b, c := r.client(), r.client(), r.client()
 	r.send(a, "1")
 	r.arrives("1")
@@ -345,9 +365,101 @@ func TestSourcesOfDatagramsAreBounded(t *testing.T) {
 
 // A sandbox that cannot be reached for a moment costs its datagrams only.
 func TestDatagramsAfterAFailure(t *testing.T) {
-	r := relayTo(t, maxSources, 1)
+	r := relayTo(t, maxSources, func(_ context.Context, dial int64) error {
+		if dial == 1 {
+			return errors.New("no socket")
+		}
+		return nil
+	})
 	a := r.client()
 	r.send(a, "lost")
+	if m := <-r.logged; !strings.Contains(m, "are lost") {
+		t.Errorf("logged: %s", m)
+	}
 	r.send(a, "kept")
 	r.arrives("kept")
+}
+
+// A source whose socket is long in coming holds up no other. What it sends meanwhile arrives in
+// order, as much as fits.
+func TestSlowSourcesOfDatagrams(t *testing.T) {
+	slow, release := make(chan struct{}), make(chan struct{})
+	r := relayTo(t, maxSources, func(_ context.Context, dial int64) error {
+		if dial == 1 {
+			close(slow)
+			<-release
+		}
+		return nil
+	})
+	a, b := r.client(), r.client()
+	for i := range maxPending {
+		r.send(a, strconv.Itoa(i))
+	}
+	<-slow
+	r.send(a, "lost")
+	r.send(b, "from another") // read after all of a
+	r.arrives("from another")
+	r.sweep(idleSource) // which leaves a socket that is being made
+	close(release)
+	for i := range maxPending {
+		r.arrives(strconv.Itoa(i))
+	}
+	r.send(a, "at once")
+	r.arrives("at once")
+}
+
+// A port is closed while a socket is being made.
+func TestPortsOfSlowSourcesEnd(t *testing.T) {
+	slow := make(chan struct{})
+	r := relayTo(t, maxSources, func(ctx context.Context, _ int64) error {
+		close(slow)
+		<-ctx.Done()
+		return nil // a moment too late
+	})
+	r.send(r.client(), "lost")
+	<-slow
+}
+
+// The ports of a sandbox share its bound of sources, and all their bound of datagrams that wait.
+func TestPortsShareTheirSources(t *testing.T) {
+	sources, waiting := &quota{what: "sources", sandbox: 2, tenant: 4, all: 8}, &quota{what: "bytes", sandbox: 8, tenant: 16, all: 32}
+	shared := func(id string) func(*datagrams) {
+		return func(d *datagrams) { d.owner, d.quota, d.waiting = owner{"t", id}, sources, waiting }
+	}
+	release := make(chan struct{})
+	one := relayTo(t, maxSources, func(_ context.Context, dial int64) error {
+		if dial == 2 {
+			<-release
+		}
+		return nil
+	}, shared("s"))
+	two := relayTo(t, maxSources, nil, shared("s"))
+	other := relayTo(t, maxSources, nil, shared("other"))
+	a, b, c := one.client(), one.client(), two.client()
+	one.send(a, "12345678")
+	one.arrives("12345678")
+	one.send(b, "12345678") // waits
+	one.send(b, "too much")
+	one.send(a, "in time")
+	one.arrives("in time")
+	two.send(c, "lost")
+	if m := <-two.logged; !strings.Contains(m, "are lost") {
+		t.Errorf("logged: %s", m)
+	}
+	o := other.client()
+	other.send(o, "another")
+	other.arrives("another")
+	close(release)
+	one.arrives("12345678")
+	one.send(a, "after")
+	one.arrives("after")
+	one.sweep(idleSource)
+	two.send(c, "found")
+	two.arrives("found")
+	sources.mu.Lock()
+	held := sources.held
+	sources.mu.Unlock()
+	if held != 2 {
+		t.Errorf("%d sources are held, want 2", held)
+	}
 }

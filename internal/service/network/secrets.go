@@ -20,8 +20,8 @@ import (
 // applyTimeout bounds the time in which the gateway takes a changed secret for all sandboxes.
 const applyTimeout = 30 * time.Second
 
-// secret returns a secret that the sandboxes of a tenant may have. Those of the file are the
-// operator's.
+// secret returns a secret that the sandboxes of a tenant may have. Secrets of the file belong to
+// the operator.
 func (n *Networks) secret(tenant, name string) (secrets.Secret, error) {
 	if s, ok := n.opts.Secrets[name]; ok && tenant == "" {
 		return s, nil
@@ -105,7 +105,11 @@ func checkFields(req *api.SetSecret) error {
 // ownedByFile refuses to change a secret of the operator's file.
 func (n *Networks) ownedByFile(tenant, name string) error {
 	if _, ok := n.opts.Secrets[name]; ok && tenant == "" {
-		return class.Mark(class.ErrSecretOfFile, fmt.Errorf("secret %q is of the daemon's file (sandboxd serve --secrets)", name))
+		err := fmt.Errorf("secret %q is of the daemon's file (sandboxd serve --secrets), which alone changes it", name)
+		if _, serr := n.opts.Store.Get(tenant, name); !errors.Is(serr, secrets.ErrNotFound) {
+			err = fmt.Errorf("%w; the one that was set under this name is kept unused, and can be removed when the file has it no more", err)
+		}
+		return class.Mark(class.ErrSecretOfFile, err)
 	}
 	return nil
 }
@@ -125,8 +129,17 @@ func (n *Networks) Secrets(tenant string) ([]api.Secret, error) {
 		return nil, err
 	}
 	for i := range kept {
-		if n.ownedByFile(tenant, kept[i].Name) == nil { // else the file's is used
-			all = append(all, describe(&kept[i].Secret, kept[i].Created, kept[i].Changed))
+		switch s := &kept[i]; {
+		case n.ownedByFile(tenant, s.Name) != nil: // the file's is used
+		case s.Unreadable != nil:
+			reason := s.Unreadable.Error()
+			if tenant != "" { // it may have paths of the daemon's data
+				n.opts.Log.Warn("a secret of a tenant cannot be read", "tenant", tenant, "name", s.Name, "error", s.Unreadable)
+				reason = "it cannot be read; the daemon's log has the reason. Set it again, or remove it"
+			}
+			all = append(all, api.Secret{Name: s.Name, Error: reason})
+		default:
+			all = append(all, describe(&s.Secret, s.Created, s.Changed))
 		}
 	}
 	slices.SortFunc(all, func(a, b api.Secret) int { return strings.Compare(a.Name, b.Name) })

@@ -3,6 +3,8 @@ package network
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -25,8 +27,8 @@ func bearer() api.SetSecret {
 	return api.SetSecret{Kind: api.SecretBearer, Value: value, Host: "example.com"}
 }
 
-// withSecrets has the secret "file" of the operator's file, "mine" of the operator and "theirs" of
-// a tenant.
+// withSecrets returns networks with three secrets: "file" from the operator's file, "mine" of the
+// operator and "theirs" of a tenant.
 func withSecrets(t *testing.T) *Networks {
 	t.Helper()
 	n := open(t, nil)
@@ -69,7 +71,7 @@ func TestCheckSecrets(t *testing.T) {
 			}
 		}
 	}
-	// Ones that do not fit beside each other are refused before a sandbox is made.
+	// Secrets that do not fit beside each other are refused before a sandbox is made.
 	large := bearer()
 	large.Value = strings.Repeat("x", 16<<10)
 	for _, name := range []string{"one", "two"} {
@@ -82,7 +84,8 @@ func TestCheckSecrets(t *testing.T) {
 	}
 }
 
-// Lists have no value, and those of the file are the operator's and stay.
+// Lists contain no values. Secrets of the file are listed for the operator only, and cannot be
+// changed.
 func TestSecretsAreListedWithoutValues(t *testing.T) {
 	n := withSecrets(t)
 	aws := api.SetSecret{
@@ -166,6 +169,44 @@ func TestSecretsOfARunningSandbox(t *testing.T) {
 	}
 	if err := n.RemoveSecret(t.Context(), "uid:1", "two"); !errors.Is(err, secrets.ErrNotFound) {
 		t.Errorf("no sandbox is behind: %v", err)
+	}
+}
+
+// A secret that cannot be read is listed as such, beside the others, and can be removed.
+func TestUnreadableSecrets(t *testing.T) {
+	dir := t.TempDir()
+	n := open(t, nil)
+	n.opts.Store = secrets.NewStore(dir)
+	for _, name := range []string{"bad", "good"} {
+		if _, err := n.SetSecret(t.Context(), "", name, bearer()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*", "bad"))
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	if err := os.WriteFile(files[0], []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all, err := n.Secrets("")
+	if err != nil || len(all) != 2 || all[0].Name != "bad" || !strings.Contains(all[0].Error, "another format") || all[1].Name != "good" || all[1].Error != "" || all[1].Host == "" {
+		t.Errorf("%+v, %v", all, err)
+	}
+	// The operator's file has one of the name: the error tells of the stored one.
+	n.opts.Secrets = map[string]secrets.Secret{"bad": {Name: "bad"}, "new": {Name: "new"}}
+	if err := n.RemoveSecret(t.Context(), "", "bad"); !errors.Is(err, class.ErrSecretOfFile) || !strings.Contains(err.Error(), "kept unused") {
+		t.Errorf("one that the file's shadows: %v", err)
+	}
+	if err := n.RemoveSecret(t.Context(), "", "new"); !errors.Is(err, class.ErrSecretOfFile) || strings.Contains(err.Error(), "kept unused") {
+		t.Errorf("one of the file only: %v", err)
+	}
+	n.opts.Secrets = nil
+	if err := n.RemoveSecret(t.Context(), "", "bad"); err != nil {
+		t.Error(err)
+	}
+	if all, err := n.Secrets(""); err != nil || len(all) != 1 {
+		t.Errorf("left: %+v, %v", all, err)
 	}
 }
 

@@ -26,8 +26,9 @@ var (
 // Network is a network namespace in which every address is local.
 type Network struct{ ns *os.File }
 
-// Make makes a network outside of the calling thread's namespace, and leads all addresses there but
-// those of this namespace. Nothing but a veth joins the two. Lo of this namespace is the caller's.
+// Make makes a network outside of the calling thread's namespace, and leads all addresses there
+// except those of this namespace. Nothing but a veth joins the two. The caller sets up lo of this
+// namespace.
 func Make() (*Network, error) {
 	n := new(Network)
 	err := osthread.Run(func() (err error) {
@@ -96,7 +97,7 @@ func (n *Network) join() error {
 	return n.setHere(h)
 }
 
-// end is one end of the veth, as the other one sees it.
+// end describes one end of the veth and its peer.
 type end struct {
 	own  []netip.Addr
 	peer []netip.Addr

@@ -31,8 +31,8 @@ const (
 	// MaxLife is the longest life of an authority. Some clients accept no longer one of a server's
 	// certificate (398 days).
 	MaxLife = 397 * 24 * time.Hour
-	// early is how long before its making a certificate begins: the clocks of two processes of one
-	// host may be read in another order.
+	// early is the time by which the validity of a certificate begins before it is made: the clocks of
+	// two processes of one host may be read in another order.
 	early = time.Hour
 )
 
@@ -157,7 +157,7 @@ func (a *Authority) Leaf(host string) (*tls.Certificate, error) {
 		return nil, fmt.Errorf("sign a certificate for %s: %w", host, err)
 	}
 	for a.order.Len() >= maxLeaves {
-		delete(a.leaves, a.order.Remove(a.order.Front()).(*leaf).host) //nolint:forcetypeassert // as above
+		delete(a.leaves, a.order.Remove(a.order.Front()).(*leaf).host) //nolint:forcetypeassert // the list holds nothing else
 	}
 	a.leaves[host] = a.order.PushBack(&leaf{host, cert})
 	return cert, nil

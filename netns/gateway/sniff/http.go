@@ -26,6 +26,8 @@ type Request struct {
 	// rules that ask for it, and names such as //debian are in use elsewhere.
 	Path      policy.Path
 	PathError error
+	// Dotted reports that Target has "." as a segment, which Path has not: RemoveDots makes them agree.
+	Dotted bool
 	// Tunnel reports a target in the form of CONNECT, which has no path.
 	Tunnel bool
 	// Absolute reports a target with a scheme and a host.
@@ -197,10 +199,54 @@ func (q *Request) readHost(h *head, target string) error {
 		return malformed("the host %s and a target of %s", q.Host, named)
 	}
 	if !q.Tunnel {
-		path, _, _ = strings.Cut(path, "?")
-		q.Path, q.PathError = policy.ParsePath(path)
+		q.readPath(path)
 	}
 	return nil
+}
+
+// readPath reads the path of a target. Segments "." are left out, as clients have to before they
+// send it (RFC 3986 section 5.2.4): apt does not, for repositories such as "deb URL ./". All other
+// forms that are read in several ways are refused, "%2E" too.
+func (q *Request) readPath(target string) {
+	path, _, _ := strings.Cut(target, "?")
+	plain := withoutDots(path)
+	q.Path, q.PathError = policy.ParsePath(plain)
+	q.Dotted = plain != path
+}
+
+// withoutDots returns a path without the segments ".".
+func withoutDots(path string) string {
+	if !strings.Contains(path, "/.") {
+		return path
+	}
+	segments := strings.Split(path, "/")
+	if last := len(segments) - 1; segments[last] == "." {
+		segments[last] = "" // a directory
+	}
+	return strings.Join(slices.DeleteFunc(segments, func(s string) bool { return s == "." }), "/")
+}
+
+// RemoveDots removes the segments "." from Target and from Raw, so that the server gets the path
+// that rules are asked about.
+func (q *Request) RemoveDots() {
+	if !q.Dotted {
+		return
+	}
+	before, origin := q.Target, ""
+	if q.Absolute {
+		authority, _, _ := strings.Cut(q.Target[len("http://"):], "/")
+		origin = "http://" + authority
+	}
+	path, query, asks := strings.Cut(q.Target[len(origin):], "?")
+	q.Target = origin + withoutDots(path)
+	if asks {
+		q.Target += "?" + query
+	}
+	q.Dotted = false
+	if q.Raw != nil { // the request line comes first: method, target, version
+		rest := q.Raw[len(q.Method)+len(" ")+len(before):]
+		q.Raw = slices.Concat([]byte(q.Method+" "+q.Target), rest)
+	}
 }
 
 func checkTarget(target string) error {

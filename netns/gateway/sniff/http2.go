@@ -2,8 +2,6 @@ package sniff
 
 import (
 	"strings"
-
-	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
 // connectional are the fields that say something about a connection of HTTP/1. In HTTP/2 they mean
@@ -42,8 +40,7 @@ func HTTP2Request(method, scheme, authority, target string, fields []Field, abse
 	if !strings.HasPrefix(target, "/") {
 		return q, malformed("the target %q", target)
 	}
-	path, _, _ := strings.Cut(target, "?")
-	q.Path, q.PathError = policy.ParsePath(path)
+	q.readPath(target)
 	return q, q.readFields(authority, absent)
 }
 

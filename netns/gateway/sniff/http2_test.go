@@ -99,13 +99,14 @@ func FuzzHTTP2Request(f *testing.F) {
 	f.Add("GET", "a.test", "/a?b", "accept", "*/*")
 	f.Add("POST", "a.test:443", "/a%2fb", "content-length", "3")
 	f.Add("PUT", "[2606:4700::1111]", "/", "x-original-url", "/x")
+	f.Add("GET", "a.test", "/a/./b/.", "accept", "*/*")
 	f.Fuzz(func(t *testing.T, method, authority, target, name, value string) {
 		q, err := HTTP2Request(method, "https", authority, target, []Field{{name, value}}, 0)
 		if err != nil || q.Tunnel || name == "host" {
 			return
 		}
 		h1, err := request(method + " " + target + " HTTP/1.1\r\nHost: " + authority + "\r\n" + name + ": " + value + "\r\n\r\n")
-		if err != nil || h1.Method != q.Method || h1.Host != q.Host || h1.Path != q.Path || h1.Body != q.Body || h1.Rewrites != q.Rewrites || h1.Continue != q.Continue || h1.Upgrade != "" {
+		if err != nil || h1.Method != q.Method || h1.Host != q.Host || h1.Path != q.Path || h1.Dotted != q.Dotted || h1.Body != q.Body || h1.Rewrites != q.Rewrites || h1.Continue != q.Continue || h1.Upgrade != "" {
 			t.Errorf("%+v, in HTTP/1 %+v, %v", q, h1, err)
 		}
 	})

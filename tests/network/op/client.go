@@ -468,7 +468,8 @@ func ownPorts(ctx context.Context) error {
 			_ = accepted.Close() // the client has gone
 		}
 	}
-	// Where the kernel refuses rules that change packets, the port is the gateway's (decision 0022).
+	// Where the kernel refuses rules that change packets, the gateway's socket has the port (decision
+	// 0022).
 	own, err := new(net.ListenConfig).ListenPacket(ctx, "udp", ":53")
 	if err == nil {
 		defer own.Close()

@@ -46,9 +46,17 @@ var rows = []struct{ bench, side, title string }{
 	{"BenchmarkSnapshot", "snapshot", "snapshot of a sandbox with 1,000 written files of 10 KB"},
 	{"BenchmarkSnapshot", "host-and-removal", "1,000 such files written on the host by one program, synced and removed"},
 	{"BenchmarkFork", "fork20", "20 forks of it"},
+	{"BenchmarkWorkspace", "with", "creation with a workspace of 100,000 files"},
+	{"BenchmarkWorkspace", "without", "the same without"},
 	{"BenchmarkAgentRun", "run", "`agent run` of 11 turns with a model that answers at once: make, 10 × `bash -c true`, submit, collect, delete"},
 	{"BenchmarkAgentRun", "turn", "– of this, a turn with its `bash -c true`"},
 	{"BenchmarkAgentRun", "exec", "that exec alone, over the socket"},
+	{"BenchmarkOutput", "sandbox", "100 MiB of output: `sandboxd exec SANDBOX cat FILE \\| wc -c`"},
+	{"BenchmarkOutput", "host", "the same on the host: `cat FILE \\| wc -c`"},
+	{"BenchmarkOutput", "frames", "the same to a Go client, in frames through the daemon"},
+	{"BenchmarkOutput", "json", "the same to a Go client, as JSON lines"},
+	{"BenchmarkDiskLimit", "limited", "100 MiB written in 100 files and removed, in a sandbox with `--disk 200m`"},
+	{"BenchmarkDiskLimit", "free", "the same in one without"},
 	{"BenchmarkHealth", "request", "one HTTP request over the socket that does nothing"},
 }
 
@@ -62,6 +70,8 @@ var goals = []struct {
 	unit         string
 }{
 	{"exec of a static `true`, over HTTP on the socket, to fork and exec on the host", "BenchmarkExecTrue", "sandbox-p50-ms", "host-p50-ms", false, 1.5, "×"},
+	{"100 MiB of output by `exec` without `-i`, to the host's pipe", "BenchmarkOutput", "sandbox-p50-ms", "host-p50-ms", false, 1.25, "×"},
+	{"writing and removing 100 MiB under a disk limit, to none", "BenchmarkDiskLimit", "limited-p50-ms", "free-p50-ms", false, 1.11, "×"},
 	{"warm create → first byte → delete answered, to bwrap", "BenchmarkWarm", "sandboxd-p50-ms", "bwrap-p50-ms", false, 1, "×"},
 	{"cold create → first byte, to `runc run` of an equal bundle", "BenchmarkCreateRunDelete", "first-byte-p50-ms", "runc-p50-ms", false, 0.5, "×"},
 	{"cold create while 200 run, to while 1 runs", "BenchmarkManyLive", "create-200-p50-ms", "create-1-p50-ms", false, 1.2, "×"},
@@ -71,6 +81,7 @@ var goals = []struct {
 	{"execs a second in running sandboxes, all processors busy", "BenchmarkThroughput", "exec-per-s", "", true, 400, ""},
 	{"snapshot of a sandbox with 1,000 written files of 10 KB", "BenchmarkSnapshot", "snapshot-p50-ms", "", false, 30, " ms"},
 	{"20 forks of it", "BenchmarkFork", "fork20-p50-ms", "", false, 600, " ms"},
+	{"opening a workspace of 100,000 files, more than none", "BenchmarkWorkspace", "more-p50-ms", "", false, 50, " ms"},
 	{"resident memory of the daemon with 200 sandboxes", "BenchmarkManyLive", "daemon-MiB", "", false, 60, " MiB"},
 	{"its growth over 5,000 × create + exec + delete", "BenchmarkDaemonGrowth", "growth-percent", "", false, 5, " %"},
 	{"the agent's turn with one command, less the exec", "BenchmarkAgentRun", "loop-p50-ms", "", false, 3, " ms"},

@@ -1,0 +1,35 @@
+package api
+
+// DiskUsage is the answer to GET /v1/system/df: the bytes on disk of the caller's objects. A layer
+// or blob that several objects share is counted once: for images before the build cache, and for
+// snapshots.
+type DiskUsage struct {
+	Images     DiskShare `json:"images"`
+	BuildCache DiskShare `json:"build_cache"` // layers of build steps that no image needs
+	Snapshots  DiskShare `json:"snapshots"`   // their layers
+	Sandboxes  DiskShare `json:"sandboxes"`   // files that programs have written or changed
+	Logs       DiskShare `json:"logs"`        // output of main processes
+	// Files has a line for each sandbox, oldest first.
+	Files []SandboxFiles `json:"files"`
+}
+
+// DiskShare is the part of one kind of object.
+type DiskShare struct {
+	Count  int   `json:"count"`
+	Active int   `json:"active"` // number of those in use: images and snapshots of sandboxes, sandboxes that have not ended
+	Bytes  int64 `json:"bytes"`
+	// Reclaimable is the number of bytes that go when all that is not in use is removed.
+	Reclaimable int64 `json:"reclaimable"`
+}
+
+// SandboxFiles is the disk space of one sandbox, without its image and snapshots.
+type SandboxFiles struct {
+	ID    string       `json:"id"`
+	Name  string       `json:"name"`
+	State SandboxState `json:"state"`
+	Bytes int64        `json:"bytes"` // sizes of the files that it has written or changed, holes included
+	Files int64        `json:"files"` // number of these, with directories and deletions
+	Log   int64        `json:"log"`   // bytes
+	// Unknown is the reason why Bytes and Files are not known.
+	Unknown string `json:"unknown,omitempty"`
+}

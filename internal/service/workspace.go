@@ -1,0 +1,120 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// defaultTarget is where programs see a workspace of an image that names no working directory.
+const defaultTarget = "/workspace"
+
+// workspace completes the workspace that a client asks for: its target, the ids of the programs and
+// the time. Without one it does nothing. Cwd means that the request names the working directory.
+func (s *API) workspace(r *runtime.Request, cwd bool) error {
+	if r.Workspace == nil {
+		return nil
+	}
+	if s.caller.Tenant != "" {
+		return class.Invalidf("workspace: only the daemon's own user has one; start a daemon of your own, or copy the files with sandboxd cp")
+	}
+	if len(r.Mounts) > 0 {
+		return class.Invalidf("workspace: a sandbox has one or mounts of other directories of the host, not both; copy the files of one in with sandboxd cp")
+	}
+	w := *r.Workspace // the request's stays as it was sent
+	r.Workspace = &w
+	if err := validatePath("workspace.source", w.Source); err != nil {
+		return err
+	}
+	if path.Clean(w.Source) != w.Source || w.Source == "/" {
+		return class.Invalidf("workspace.source %q: not the shortest path of a directory below \"/\"", class.Clip(w.Source))
+	}
+	if r.Cwd == "/" && !cwd { // where programs of most images begin, for want of anything better
+		r.Cwd = ""
+	}
+	if r.Cwd != "/" {
+		w.Target = cmp.Or(w.Target, r.Cwd)
+	}
+	w.Target = cmp.Or(w.Target, defaultTarget)
+	if err := validatePath("workspace.target", w.Target); err != nil {
+		return err
+	}
+	if hasControl(w.Target) || path.Clean(w.Target) != w.Target || w.Target == "/" {
+		return class.Invalidf("workspace.target %q: not a path in its shortest form below \"/\"", class.Clip(w.Target))
+	}
+	for _, at := range covered {
+		if within(w.Target, at) || within(at, w.Target) {
+			return class.Invalidf("workspace.target %q: %s is sandboxd's; what is there cannot be hidden", class.Clip(w.Target), at)
+		}
+	}
+	places := append(append([]api.Scratch{}, r.Profile.Mounts...), r.Tmpfs...)
+	for _, m := range places {
+		if within(w.Target, m.Path) || within(m.Path, w.Target) {
+			return class.Invalidf("workspace.target %q: the file system in memory at %s would hide it, or be hidden", class.Clip(w.Target), m.Path)
+		}
+	}
+	r.Cwd = cmp.Or(r.Cwd, w.Target)
+	var err error
+	if w.UID, w.GID, err = numericUser(r.User); err != nil {
+		return err
+	}
+	var now unix.Timespec
+	// The clock of the kernel's time stamps on files, which is a little behind time.Now.
+	if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now); err != nil {
+		return fmt.Errorf("read the clock of files: %w", err)
+	}
+	w.Since = time.Unix(now.Unix()).UTC()
+	return nil
+}
+
+// numericUser returns the ids of a user that is given by numbers; empty means root.
+func numericUser(user string) (uid, gid int, err error) {
+	if isRoot(user) {
+		return 0, 0, nil
+	}
+	name, group, both := strings.Cut(user, ":")
+	if !both {
+		group = name
+	}
+	uid, uerr := strconv.Atoi(name)
+	gid, gerr := strconv.Atoi(group)
+	if err := errors.Join(uerr, gerr); err != nil {
+		return 0, 0, class.Invalidf("workspace: its files are to belong to the programs' user, %q, whose numbers are known only inside: give them, as in --user 1000:1000",
+			class.Clip(user))
+	}
+	return uid, gid, nil
+}
+
+// Changes returns a function that writes what a sandbox of any state has changed in its workspace,
+// as the uncompressed tar of a layer: whiteouts stand for deletions. It does not count as a use.
+func (s *API) Changes(ref string) (write func(ctx context.Context, w io.Writer) error, err error) {
+	req, rec, doomed, err := s.diffRequest(ref)
+	if err != nil {
+		return nil, err
+	}
+	if rec.Workspace == nil {
+		return nil, class.Invalidf("sandbox %s has no workspace: it was created without --workspace", ref)
+	}
+	req.Workspace, req.Limits = true, diffLimits(layer.NoLimits())
+	return func(ctx context.Context, w io.Writer) error {
+		ctx, whole := unlessDeleted(ctx, doomed, &rec)
+		_, err := s.differ.WriteDiff(ctx, req, w)
+		if err = whole(err); err != nil {
+			return fmt.Errorf("changes of sandbox %s: %w", ref, err)
+		}
+		return nil
+	}, nil
+}
