@@ -119,15 +119,18 @@ func TestPolicyChangesWhileConnectionsAreOpen(t *testing.T) {
 				t.Errorf("operation %d: %q, want %q", i, r.Error, want)
 			}
 		}
-		refused := 0
-		for _, f := range s.Flows(t) {
-			if !f.Allow && f.Address == "10.1.0.8" {
-				refused++
+		harness.Eventually(t, func() error { // the record is written beside the connections
+			refused := 0
+			for _, f := range s.Flows(t) {
+				if !f.Allow && f.Address == "10.1.0.8" {
+					refused++
+				}
 			}
-		}
-		if refused != 11 {
-			t.Errorf("%d connections are recorded as refused, want 11", refused)
-		}
+			if refused != 11 {
+				return fmt.Errorf("%d connections are recorded as refused, want 11", refused)
+			}
+			return nil
+		})
 	})
 }
 
