@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -47,8 +48,9 @@ type watched struct {
 	block         bool // a head is being read
 
 	// Of the writing goroutine.
-	refused int64 // responses with the status 400
-	beyond  int   // requests beyond the number that may be open
+	refused int64    // responses with the status 400
+	beyond  int      // requests beyond the number that may be open
+	cut     []uint32 // the last streams that were reset, at most maxStreams
 
 	ours atomic.Int64 // those that the handler knows
 
@@ -102,6 +104,8 @@ func (s *frames) next(b []byte) (rest []byte, at point) {
 }
 
 func (s *frames) length() int { return int(s.header[0])<<16 | int(s.header[1])<<8 | int(s.header[2]) }
+
+func (s *frames) stream() uint32 { return binary.BigEndian.Uint32(s.header[5:]) & (1<<31 - 1) }
 
 func (s *frames) kind() http2.FrameType { return http2.FrameType(s.header[3]) }
 
@@ -225,6 +229,9 @@ func (w *watched) refusal() string {
 				w.f.abort(refuse("a flood of requests beyond the number that may be open"))
 			}
 		}
+		if w.wasCut(w.out.stream()) {
+			return ""
+		}
 		if c := code(0); c == http2.ErrCodeProtocol || c == http2.ErrCodeFlowControl || c == http2.ErrCodeStreamClosed {
 			return fmt.Sprintf("a malformed request over HTTP/2 (%s)", c)
 		}
@@ -234,6 +241,20 @@ func (w *watched) refusal() string {
 		}
 	}
 	return ""
+}
+
+// wasCut reports that the stream was reset before, and notes that it is now. A client that uploads
+// to a request that was refused has frames under way, which RFC 9113, section 5.1, allows. The
+// library resets the stream again for each.
+func (w *watched) wasCut(stream uint32) bool {
+	if slices.Contains(w.cut, stream) {
+		return true
+	}
+	if len(w.cut) == maxStreams {
+		w.cut = append(w.cut[:0], w.cut[1:]...)
+	}
+	w.cut = append(w.cut, stream)
+	return false
 }
 
 // answered notes the status of a response before it is written.

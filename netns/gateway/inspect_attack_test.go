@@ -262,6 +262,57 @@ func TestAttacksH2(t *testing.T) {
 	}
 }
 
+// The rest of an upload that was refused is under way when the client learns of it, and is no
+// refusal of its own. Data behind the end of a request is one.
+func TestDataBehindTheEnd(t *testing.T) {
+	const malformed = "the client sent a malformed request over HTTP/2 (STREAM_CLOSED)"
+	for name, tc := range map[string]struct {
+		end     bool
+		reset   string // after the answer
+		reasons []string
+	}{
+		"of the response": {reset: "RST_STREAM NO_ERROR", reasons: []string{"no rule allows PUT /v1/x"}},
+		"of the request":  {end: true, reasons: []string{"no rule allows PUT /v1/x", malformed}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, _ := newAttackedTLS(t)
+			c := w.h2dial(t)
+			stream := c.request(tc.end, ":method: PUT", ":scheme: https", ":authority: api.test", ":path: /v1/x")
+			if got := c.wait(stream); got != "403" {
+				t.Fatalf("%s", got)
+			}
+			if tc.reset != "" {
+				if got := c.wait(stream); got != tc.reset {
+					t.Fatalf("%s, want %s", got, tc.reset)
+				}
+			}
+			for range 3 {
+				_ = c.WriteData(stream, false, []byte("abc")) // seen by wait
+				if got := c.wait(stream); got != "RST_STREAM STREAM_CLOSED" {
+					t.Fatalf("%s", got)
+				}
+			}
+			if got := c.wait(c.request(true, get2("/v1/ok")...)); got != "200" {
+				t.Errorf("a further request: %s", got)
+			}
+			var reasons []string
+			for _, e := range w.all() {
+				if e.Kind == Request && !e.Allow {
+					reasons = append(reasons, e.Reason)
+				}
+			}
+			if len(reasons) != len(tc.reasons) {
+				t.Fatalf("%q", reasons)
+			}
+			for i, want := range tc.reasons {
+				if !strings.Contains(reasons[i], want) {
+					t.Errorf("%q, want %q", reasons[i], want)
+				}
+			}
+		})
+	}
+}
+
 // The same on HTTP/1.1 within TLS.
 var attacksH1 = map[string]struct {
 	send    string

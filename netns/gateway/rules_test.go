@@ -392,13 +392,14 @@ func TestBudgetOfInspectedRequests(t *testing.T) {
 				t.Errorf("on another connection: %d %s", status, body)
 			}
 			refused := map[string]int{}
-			for _, e := range w.all() {
+			events := w.all()
+			for _, e := range events {
 				if !e.Allow {
 					refused[e.Rule]++
 				}
 			}
 			if refused["uploads"] < 2 || refused["large"] < 2 || len(refused) != 2 {
-				t.Errorf("refusals recorded by rule: %v", refused)
+				t.Errorf("refusals recorded by rule: %v, of %+v", refused, events)
 			}
 		})
 	}
