@@ -12,10 +12,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // newAttackedTLS is a world with HTTPS servers that record what comes to them.
@@ -517,15 +520,20 @@ func TestTLSAttacks(t *testing.T) {
 func (w *world) refused(t *testing.T, reason string) {
 	t.Helper()
 	var events []Event
-	for _, e := range w.all() {
-		if !e.Allow && strings.Contains(e.Reason, reason) {
-			return
-		}
-		if e.Kind != Query {
-			events = append(events, e)
+	for hung := time.After(testenv.HungAfter); ; { // a close would come before its reason
+		select {
+		case e := <-w.events:
+			if !e.Allow && strings.Contains(e.Reason, reason) {
+				w.all()
+				return
+			}
+			if e.Kind != Query {
+				events = append(events, e)
+			}
+		case <-hung:
+			t.Fatalf("not refused with %q: %+v", reason, events)
 		}
 	}
-	t.Errorf("not refused with %q: %+v", reason, events)
 }
 
 // Floods end with a reset and a reason, whatever they are made of.
@@ -745,6 +753,7 @@ func TestSlowServersInTLS(t *testing.T) {
 	if err := <-ended; err == nil {
 		t.Error("a handshake")
 	}
+	await(t, func() bool { return len(w.n.all()) == 0 })
 	events := w.all()
 	if e := events[len(events)-1]; !strings.Contains(e.Reason, "no answer in time") {
 		t.Errorf("%+v", e)
