@@ -706,20 +706,22 @@ func TestSlowClientsInTLS(t *testing.T) {
 				t.Fatalf("%d connections before the time is over", n)
 			}
 			// The client may end the handshake before the gateway, which then gives the head its own time.
-			for w.clock.advance(1); !w.aborted(); {
-				if !w.dialling() {
+			w.clock.advance(1)
+			await(t, func() bool {
+				if w.inHead() {
 					w.clock.advance(defaults.head)
 				}
-			}
+				return w.aborted()
+			})
 			_, _ = io.ReadAll(c) // a reset, which another reader may have seen
 			w.refused(t, "not complete in time")
 		})
 	}
 }
 
-// dialling reports whether a flow connects to its server, for which it has another time.
-func (w *world) dialling() bool {
-	return slices.ContainsFunc(w.n.all(), func(f *flow) bool { return f.dialBy.Load() != 0 })
+// inHead reports whether a flow waits for a head. Any other wait has a time of its own.
+func (w *world) inHead() bool {
+	return slices.ContainsFunc(w.n.all(), func(f *flow) bool { return f.deadline.Load() != 0 })
 }
 
 // aborted reports whether all flows were cut.
