@@ -92,6 +92,14 @@ func pools() []Attack {
 		{"trace-attach", Filter, func() error { return traced(unix.PTRACE_ATTACH, 0, nil) }},
 		{"trace-seize", Filter, func() error { return traced(unix.PTRACE_SEIZE, 0, nil) }},
 
+		// A program that may write its score may lower it. When the host's memory runs out, the kernel
+		// then ends those of other sandboxes in its place.
+		{"write-own-oom-score", ReadOnly, func() error { return rewrite("/proc/self/oom_score_adj") }},
+		{"write-inits-oom-score", ReadOnly, func() error { return rewrite("/proc/1/oom_score_adj") }},
+		{"write-own-memory", ReadOnly, func() error {
+			fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
+			return closing(fd, err)
+		}},
 		{"touch-device", ReadOnly, func() error {
 			now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}
 			return unix.UtimesNanoAt(unix.AT_FDCWD, "/dev/null", now, 0)
@@ -204,4 +212,13 @@ func deviceIoctl(request uintptr) error {
 		return err
 	}
 	return errors.Join(reached(raw(unix.SYS_IOCTL, uintptr(fd), request, 0)), unix.Close(fd))
+}
+
+// rewrite writes to a file the line that it has.
+func rewrite(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read it: %w", err)
+	}
+	return write(path, string(text))
 }
