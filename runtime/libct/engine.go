@@ -64,6 +64,7 @@ type Engine struct {
 	freezer  *launcher.Freezer
 	filters  filters
 	disk     *quota.Watch
+	unread   *unreadWatch
 	ended    closer // mount namespaces of deleted sandboxes
 
 	mu        sync.Mutex
@@ -92,6 +93,7 @@ type instance struct {
 	since     unix.Timespec // time of its start, by the clock of the file system
 	used      quota.Usage   // disk space at its end; zero while it runs
 	exceeded  string        // reason why its disk usage has ended it
+	excess    string        // reason why memory of the kernel's has
 	ended     chan struct{} // closed when the init has been reaped, and with it everything in its PID namespace
 }
 
@@ -121,6 +123,9 @@ func Open(host Host, ranges *launcher.Ranges, networks *launcher.Networks) (*Eng
 	if host.IPC = kernel.IPCIsOurs() == nil; !host.IPC {
 		host.Missing = append(host.Missing, "ceilings of System V IPC: this kernel lets no namespace set its own: "+kernel.IPCRemedy)
 	}
+	if _, err := unread("/proc/self/net/", 0); err != nil {
+		host.Missing = append(host.Missing, "a bound for unread messages of sockets: "+err.Error())
+	}
 	host.landlock(kernel.LandlockABI())
 	host.ownIDs(ranges.Own())
 	if host.given, host.limits, err = given(); err != nil {
@@ -129,7 +134,7 @@ func Open(host Host, ranges *launcher.Ranges, networks *launcher.Networks) (*Eng
 	if err := host.boundAll(); err != nil {
 		return nil, fmt.Errorf("bound what all sandboxes have together: %w", err)
 	}
-	e := &Engine{host: host, ranges: ranges, networks: networks, freezer: launcher.NewFreezer(), sandboxes: make(map[string]*instance)}
+	e := &Engine{host: host, ranges: ranges, networks: networks, freezer: launcher.NewFreezer(), unread: newUnreadWatch(), sandboxes: make(map[string]*instance)}
 	if e.disk, err = openDisk(host.DiskReserve); err != nil {
 		return nil, err
 	}
@@ -542,6 +547,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 			network.Close()
 		}
 		e.unwatchDisk(in, spec.ID)
+		e.unread.remove(spec.ID)
 		close(in.ended)
 	}()
 	undo = append(undo, func() { _ = unix.Kill(pid, unix.SIGKILL); <-in.ended })
@@ -574,6 +580,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	e.schedule(in, spec.ID, spec.Deadline)
 	e.mu.Unlock()
 	e.watchDisk(in, spec.ID, &spec.Limits, work.Ctim) //nolint:contextcheck // the watch outlives the request
+	e.watchUnread(in, spec.ID)
 	return &runtime.Started{ID: spec.ID, Enforced: p.enforced, Limits: spec.Limits, Deadline: spec.Deadline, Pidfd: out}, nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/attack"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
@@ -263,6 +264,47 @@ func TestNoProgramIsSparedAtANeighboursCost(t *testing.T) {
 			init := score(s, "cat /proc/1/oom_score_adj")
 			if limited := s.Enforced.Memory == "cgroup"; limited != (init < 1000) {
 				t.Errorf("%s: its init has %d, and a limit of its own: %v", profile, init, limited)
+			}
+		}
+	}
+}
+
+// Unread messages, which no limit of memory counts, end the sandbox that piles them up, and it says
+// why. A neighbour with some, and the daemon, go on.
+func TestUnreadMessagesEndTheirSandbox(t *testing.T) {
+	testenv.RequireUserNS(t)
+	attacker, err := os.ReadFile(harness.Helper(t, "attacker"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := harness.Start(t, harness.Options{})
+	take := func(s *harness.Sandbox, resource string, bound int, env ...string) (api.ExecResult, error) {
+		t.Helper()
+		const path = "/var/tmp/attacker"
+		if err := s.Put(t.Context(), path, attacker); err != nil {
+			t.Fatal(err)
+		}
+		s.Sh(t, "chmod 755 "+path)
+		return s.TryExec(t.Context(), api.ExecRequest{
+			Argv: append([]string{path}, attack.TakeResource(resource, bound)...), Env: env, Timeout: testenv.HungAfter.Seconds(),
+		})
+	}
+	for _, profile := range profiles(t, d) {
+		for _, resource := range []string{"netlink-messages", "datagram-errors"} {
+			neighbour := d.Create(t, api.CreateSandbox{Profile: profile})
+			if got, err := take(neighbour, resource, 16, "SANDBOXD_ATTACK_CONTROL=yes"); err != nil || !strings.Contains(got.Stdout, `"taken":16`) {
+				t.Errorf("%s, %s: a MiB: %+v, %v", profile, resource, got, err)
+			}
+			// 2 GiB, or as many sockets as it may have. It holds them until it is killed.
+			greedy := d.Create(t, api.CreateSandbox{Profile: profile})
+			if got, err := take(greedy, resource, 32768); err == nil {
+				t.Errorf("%s, %s: it went on: %+v", profile, resource, got)
+			}
+			if now := greedy.WaitState(t, api.StateStopped); !strings.Contains(now.Reason, "memory: unread messages of its sockets hold more than 64 MiB") {
+				t.Errorf("%s, %s: it ended, because %q", profile, resource, now.Reason)
+			}
+			if got := neighbour.Sh(t, "echo fine"); got != "fine\n" {
+				t.Errorf("%s, %s: the neighbour says %q", profile, resource, got)
 			}
 		}
 	}
