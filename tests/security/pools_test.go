@@ -278,7 +278,7 @@ func TestUnreadMessagesEndTheirSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := harness.Start(t, harness.Options{})
-	take := func(s *harness.Sandbox, resource string, bound int, env ...string) (api.ExecResult, error) {
+	take := func(s *harness.Sandbox, resource string, bound int, env ...string) (*api.ExecResult, error) {
 		t.Helper()
 		const path = "/var/tmp/attacker"
 		if err := s.Put(t.Context(), path, attacker); err != nil {
