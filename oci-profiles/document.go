@@ -60,10 +60,12 @@ var grantable = []string{
 	"CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
 
-// never are paths that every profile masks or makes read-only: they are the host's.
+// never are paths that every profile masks or makes read-only: they are the host's. In a writable
+// /proc every program could lower its oom_score_adj, so that the kernel ends those of other
+// sandboxes in its place.
 var never = struct{ masked, readonly []string }{
 	masked:   []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"},
-	readonly: []string{"/proc/sys", "/proc/sysrq-trigger"},
+	readonly: []string{"/proc"},
 }
 
 // maxID is the last id of a sandbox.
@@ -141,7 +143,7 @@ func (d *document) paths(p *Profile) error {
 			return err
 		}
 		for _, path := range list.paths {
-			if !plainPath(path) || !strings.HasPrefix(path, "/proc/") && !strings.HasPrefix(path, "/sys/") {
+			if !plainPath(path) || !slices.Contains(list.never, path) && !strings.HasPrefix(path, "/proc/") && !strings.HasPrefix(path, "/sys/") {
 				return fmt.Errorf("%s: %q: not a path below /proc or /sys in its shortest form", list.name, path)
 			}
 		}

@@ -71,8 +71,8 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			rec.State, rec.Reason = api.StateStopped, reasonDeadline+" while no daemon was running"
 		default:
 			rec.State, rec.Reason = api.StateLost, reasonUnseen
-			if exceeded := s.diskExcess(ctx, rec.ID); exceeded != "" {
-				rec.State, rec.Reason = api.StateStopped, ReasonDisk+exceeded
+			if exceeded := s.excess(ctx, rec.ID); exceeded != "" {
+				rec.State, rec.Reason = api.StateStopped, exceeded
 			}
 		}
 		s.adoptEnded(rec)

@@ -56,7 +56,7 @@ type Record struct {
 func (r *Record) EndedItself() bool {
 	return !lives(r.State) && r.State != api.StateCreating && !r.Settled && !strings.HasPrefix(r.Reason, ReasonStopped) &&
 		!strings.HasPrefix(r.Reason, reasonDeadline) && !strings.HasPrefix(r.Reason, ReasonIdle) &&
-		!strings.HasPrefix(r.Reason, ReasonDisk)
+		!strings.HasPrefix(r.Reason, ReasonDisk) && !strings.HasPrefix(r.Reason, ReasonMemory)
 }
 
 // HeldLimits returns the limits that hold the sandbox, and not those that its host could not

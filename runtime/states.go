@@ -183,12 +183,13 @@ func (s *Supervisor) Settle(id string) error {
 
 // The reasons on record of sandboxes that a client stopped, whose main process exited, which is
 // followed by its code, that were idle, which is followed by the time, and that used too much disk
-// space, which is followed by the limit.
+// space, or memory of the kernel's that no limit counts, which are followed by the limit.
 const (
 	ReasonStopped = "stopped"
 	ReasonExited  = "its main process exited with "
 	ReasonIdle    = "idle for "
 	ReasonDisk    = "disk: "
+	ReasonMemory  = "memory: "
 
 	reasonDeadline = "deadline reached" // and more
 )

@@ -151,7 +151,7 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 				break
 			}
 		}
-		exceeded = s.diskExcess(ctx, sb.rec.ID)
+		exceeded = s.excess(ctx, sb.rec.ID)
 	}
 
 	s.mu.Lock()
@@ -166,7 +166,7 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	case errors.Is(oomErr, ErrUnavailable), errors.Is(oomErr, ErrNotFound): // gone, or replaced by a new one that knows nothing
 		state, reason = api.StateLost, "the launcher that held it died"
 	case exceeded != "":
-		reason = ReasonDisk + exceeded
+		reason = exceeded
 	case oom > 0 && sb.rec.Limits.OOMGroup:
 		reason = "out of memory: the kernel ended all its processes"
 	case oom > 0:
@@ -213,16 +213,20 @@ func (s *Supervisor) countKills(ctx context.Context, id string) (int, error) {
 	return s.engine.OOMKills(ctx, id)
 }
 
-// diskExcess returns the reason why the engine has ended a sandbox for its disk usage; empty if it
-// has not, or cannot tell.
-func (s *Supervisor) diskExcess(ctx context.Context, id string) string {
+// excess returns the reason why the engine has ended a sandbox for its use of disk or memory; empty
+// if it has not, or cannot tell.
+func (s *Supervisor) excess(ctx context.Context, id string) string {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
 	st, err := s.engine.Stats(ctx, id)
-	if err != nil || st.Disk == nil {
-		return ""
+	switch {
+	case err != nil:
+	case st.Disk != nil && st.Disk.Exceeded != "":
+		return ReasonDisk + st.Disk.Exceeded
+	case st.Memory != nil && st.Memory.Exceeded != "":
+		return ReasonMemory + st.Memory.Exceeded
 	}
-	return st.Disk.Exceeded
+	return ""
 }
 
 // putEnd writes the record of a sandbox that has ended. If that fails (the disk is full), the

@@ -1,7 +1,7 @@
 // Sandboxd-init is process 1 of every sandbox. It serves the daemon's requests on the socket that
-// it inherits as descriptor 3; see package guest. Its arguments name the descriptor of its filter,
-// the order in which memory is taken back, and the Landlock restrictions of programs. It is of no
-// use by itself. A process with limits of its own executes it first, see inside.RunShim.
+// it inherits as descriptor 3; see package guest. Descriptor 4 is a procfs. Its arguments name the
+// descriptor of its filter and the Landlock restrictions of programs. It is of no use by itself. A
+// process with limits of its own executes it first, see inside.RunShim.
 package main
 
 import (
@@ -21,12 +21,11 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	offer, args := guest.ParseOfferArg(args)
 	confine, err := guest.ParseInitArgs(args)
 	if err != nil {
 		return err
 	}
-	return inside.Run(3, filter, offer, confine)
+	return inside.Run(3, guest.ProcFD, filter, confine)
 }
 
 func main() {

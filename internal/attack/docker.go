@@ -38,10 +38,13 @@ func DockerCalls(arch string) []string {
 // (38) and AF_VSOCK (40) alone; no rule of it is about protocols, ioctl or setsockopt; its
 // "subArchitectures" of x86-64 are x86 and x32; and Docker gives CAP_SYS_CHROOT and CAP_NET_RAW.
 var dockerFeatures = []string{
-	"adjtimex", "attach-ebpf", "attach-filter", "attach-filter-high-bits", "attach-reuseport-ebpf", "attach-reuseport-filter",
-	"chroot", "fanotify-mark", "int80-abi", "larger-pipe", "limit-cores-anew", "limit-init-descriptors", "limit-init-memory",
-	"limit-init-processes", "limit-init-processor", "listmount", "lock-filter", "memfd-hugetlb", "mmap-hugetlb", "modify-ldt",
-	"modprobe-bridge", "modprobe-vlan", "name-to-handle", "nested-filter", "nested-filter-high-bits", "nested-filter-prctl",
+	"adjtimex", "attach-ebpf", "attach-filter", "attach-filter-high-bits", "attach-filter-ipv6", "attach-filter-netlink",
+	"attach-filter-unix", "attach-reuseport-ebpf", "attach-reuseport-filter", "chroot", "fanotify-mark", "int80-abi", "larger-pipe",
+	"limit-child", "limit-cores-anew", "limit-cores-by-number", "limit-init-descriptors", "limit-init-high-bits",
+	"limit-init-memory", "limit-init-processes", "limit-init-processor", "limit-init-thread", "listmount", "lock-filter",
+	"memfd-hugetlb", "memfd-hugetlb-2m", "mmap-hugetlb", "mmap-hugetlb-1g", "modify-ldt", "modprobe-bridge", "modprobe-vlan",
+	"name-to-handle", "nested-filter", "nested-filter-all-threads", "nested-filter-high-bits", "nested-filter-listener",
+	"nested-filter-prctl",
 	"process-vm-readv-init", "process-vm-writev-init", "secret-memory", "shm-hugetlb", "socket-can", "socket-key", "socket-mptcp",
 	"socket-netlink-audit", "socket-netlink-connector", "socket-netlink-diag", "socket-netlink-fib-lookup",
 	"socket-netlink-generic", "socket-netlink-netfilter", "socket-netlink-uevent", "socket-netlink-usersock",

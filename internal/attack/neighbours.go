@@ -34,6 +34,7 @@ const (
 	OwnIDs       = "own ids"
 	MemoryCgroup = "memory cgroup"
 	CPUCgroup    = "cpu cgroup"
+	Counted      = "count of the launcher"
 	MountOptions = "mount options"
 	// Endless resources cannot be used up, or the kernel takes them back where they are needed.
 	Endless = "the kernel itself"
@@ -44,13 +45,14 @@ type Pool string
 
 // The pools.
 const (
-	OfHost    Pool = "host"    // one count for all programs
-	OfUser    Pool = "user"    // one for each user id of the host
-	OfMemory  Pool = "memory"  // no count that matters; it takes the host's memory
-	OfDisk    Pool = "disk"    // file system of the data directory
-	OfCPU     Pool = "cpu"     // share of the processors
-	OfSandbox Pool = "sandbox" // counted in a namespace, process or mount that no other sandbox has
-	OfNothing Pool = "nothing" // cannot be used up
+	OfHost     Pool = "host"     // one count for all programs
+	OfUser     Pool = "user"     // one for each user id of the host
+	OfMemory   Pool = "memory"   // no count that matters; it takes the host's memory
+	OfDisk     Pool = "disk"     // file system of the data directory
+	OfCPU      Pool = "cpu"      // share of the processors
+	OfLauncher Pool = "launcher" // counted by the launcher only, which ends the sandbox
+	OfSandbox  Pool = "sandbox"  // counted in a namespace, process or mount that no other sandbox has
+	OfNothing  Pool = "nothing"  // cannot be used up
 )
 
 // Resource is a row: one resource that the kernel counts.
@@ -162,6 +164,8 @@ func (s Setting) bounds(pool Pool, unit, size int64) string {
 		if s.Quota {
 			return "quota"
 		}
+	case OfLauncher:
+		return Counted
 	case OfSandbox:
 		return Namespaces
 	case OfNothing:

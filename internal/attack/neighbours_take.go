@@ -103,6 +103,17 @@ func descriptors() []Resource {
 		refused("fanotify", OfUser, 8, []string{"EMFILE"}, one(func() (int, error) {
 			return unix.FanotifyInit(unix.FAN_CLASS_NOTIF|unix.FAN_CLOEXEC|unix.FAN_REPORT_FID, unix.O_RDONLY)
 		})),
+		// Each instance watches the one before, as deep as the kernel lets them (EP_MAX_NESTS), and so on.
+		pooled("nested-epolls", OfUser, 2000, 160, sysctl("fs/epoll/max_user_watches"), []string{"ENOSPC"}, nestedEpolls),
+		memory("directory-notifications", 500, until(func(int) error {
+			fd, err := unix.Open("/dev/shm", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			const create, often = 4, 1 << 31 // DN_CREATE, DN_MULTISHOT
+			_, err = unix.FcntlInt(uintptr(fd), unix.F_NOTIFY, create|often)
+			return err
+		})),
 		memory("eventfds", 1000, one(func() (int, error) { return unix.Eventfd(0, unix.EFD_CLOEXEC) })),
 		memory("timerfds", 1000, one(func() (int, error) { return unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC) })),
 		memory("signalfds", 1000, one(func() (int, error) { return unix.Signalfd(-1, new(unix.Sigset_t), unix.SFD_CLOEXEC) })),
@@ -111,6 +122,11 @@ func descriptors() []Resource {
 			Name: "terminals", Pool: OfHost, Bound: 300, Size: sysctl("kernel/pty/max"), Empty: []string{"ENOSPC"}, Want: want(MountOptions),
 			Ceiling: readOption("devpts", "max"),
 			take:    one(func() (int, error) { return unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0) }),
+		},
+		{
+			Name: "terminals-by-devpts", Pool: OfHost, Bound: 300, Size: sysctl("kernel/pty/max"), Empty: []string{"ENOSPC"}, Want: want(MountOptions),
+			Ceiling: readOption("devpts", "max"),
+			take:    one(func() (int, error) { return unix.Open("/dev/pts/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0) }),
 		},
 		pooled("pipe-pages", OfUser, 1200, 0, sysctl("fs/pipe-user-pages-soft"), []string{string(errSmall), "EPERM", "ENFILE"}, pipePages),
 		pooled("descriptors-in-flight", OfUser, 70_000, 0, nil, []string{"ETOOMANYREFS"}, inFlight),
@@ -133,6 +149,18 @@ func buffers() []Resource {
 		})),
 		memory("unix-sockets", 16, until(func(int) error { return fullPair() })),
 		memory("netlink-sockets", 200, one(func() (int, error) { return unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0) })),
+		// In 64 KiB. No cgroup counts these messages.
+		{Name: "netlink-messages", Pool: OfLauncher, Bound: 256, Stops: ofFiles, Empty: []string{"ENOBUFS", "ENOMEM"}, Want: want(Counted), take: until(func(int) error {
+			return unreadAnswers(64 << 10)
+		})},
+		{Name: "datagram-errors", Pool: OfLauncher, Bound: 256, Stops: ofFiles, Empty: []string{"ENOBUFS", "ENOMEM"}, Want: want(Counted), take: until(func(int) error {
+			return unreadErrors(64 << 10)
+		})},
+		{Name: "connection-timestamps", Pool: OfHost, Bound: 64, Stops: ofFiles, Empty: []string{"ENOBUFS", "ENOMEM"}, Want: want(Nothing), take: until(func(int) error {
+			return unreadTimestamps(64 << 10)
+		})},
+		// Pages that are sent from where they are, in KiB, count for the user, who has as many as he may lock.
+		{Name: "pages-under-way", Pool: OfUser, Bound: 1024, Refused: []string{"ENOPROTOOPT"}, Empty: []string{"ENOBUFS"}, Want: wantOf(OfUser, 0, nil), Stops: ofFiles, take: pagesUnderWay},
 		memory("landlock-rulesets", 200, one(func() (int, error) {
 			attr := unix.LandlockRulesetAttr{Handled_access_fs: unix.LANDLOCK_ACCESS_FS_EXECUTE}
 			fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), 8, 0)
@@ -317,6 +345,21 @@ func places() []Resource {
 			return fillFile(fd)
 		})},
 		{Name: "tmpfs-inodes", Pool: OfMemory, Bound: 2000, Empty: []string{"ENOMEM"}, Stops: map[string]string{"ENOSPC": MountOptions}, Want: want(MountOptions), Ceiling: readOption("tmpfs", "nr_inodes"), take: inodes("/dev/shm")},
+		// Attributes of users take of the ceiling on files (Linux 6.6); before that there are none.
+		{Name: "tmpfs-attributes", Pool: OfMemory, Bound: 64, Closed: hardened, Refused: []string{"ENOTSUP"}, Empty: []string{"ENOMEM"}, Stops: map[string]string{"ENOSPC": MountOptions}, Want: func(Setting) string {
+			if attributes() {
+				return MountOptions
+			}
+			return Filter
+		}, Ceiling: readOption("tmpfs", "nr_inodes"), take: until(func(i int) error {
+			name := "/dev/shm/attributes-" + strconv.Itoa(i)
+			fd, err := unix.Open(name, unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			return unix.Fsetxattr(fd, "user.taken", make([]byte, 32<<10), 0)
+		})},
 		{Name: "dentries", Pool: OfNothing, Bound: 2000, Want: want(Endless), take: until(func(i int) error {
 			if err := unix.Access("/absent-"+strconv.Itoa(i), unix.F_OK); err != nil && !errors.Is(err, unix.ENOENT) {
 				return err
@@ -385,6 +428,22 @@ func epollWatches(bound int) (int, error) {
 			}
 		}
 		return unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, watched[i%len(watched)], &unix.EpollEvent{})
+	})(bound)
+}
+
+// nestedEpolls makes chains of four instances, of which each watches the one before.
+func nestedEpolls(bound int) (int, error) {
+	last := -1
+	return until(func(i int) error {
+		ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+		if err != nil {
+			return err
+		}
+		if i%4 != 0 {
+			err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, last, &unix.EpollEvent{Events: unix.EPOLLIN})
+		}
+		last = ep
+		return err
 	})(bound)
 }
 
@@ -659,6 +718,135 @@ func orphans(bound int) (int, error) {
 		}
 		return unix.Close(client)
 	})(bound)
+}
+
+// queued returns the bytes of messages that wait in a socket.
+func queued(fd int) (int, error) {
+	var info [9]uint32 // SK_MEMINFO_VARS
+	length := uint32(unsafe.Sizeof(info))
+	if _, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO, uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&length)), 0); errno != 0 {
+		return 0, errno
+	}
+	return int(info[0]), nil
+}
+
+// unreadIn calls send until so many bytes wait in a socket.
+func unreadIn(fd, size int, send func() error) error {
+	for {
+		n, err := queued(fd)
+		if err != nil || n >= size {
+			return err
+		}
+		if err := send(); err != nil {
+			return err
+		}
+	}
+}
+
+// unreadAnswers leaves so many bytes of answers unread in a netlink socket.
+func unreadAnswers(size int) error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	var question [unix.SizeofNlMsghdr + unix.SizeofIfInfomsg]byte
+	*(*unix.NlMsghdr)(unsafe.Pointer(&question[0])) = unix.NlMsghdr{Len: uint32(len(question)), Type: unix.RTM_GETLINK, Flags: unix.NLM_F_REQUEST}
+	(*unix.IfInfomsg)(unsafe.Pointer(&question[unix.SizeofNlMsghdr])).Index = 1 // lo
+	return unreadIn(fd, size, func() error {
+		return unix.Sendto(fd, question[:], unix.MSG_DONTWAIT, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	})
+}
+
+// unreadErrors leaves so many bytes of errors unread in a socket that sends to a port without one.
+func unreadErrors(size int) error {
+	closed, name, err := datagrams()
+	if err != nil {
+		return err
+	}
+	if err := unix.Close(closed); err != nil {
+		return err
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_RECVERR, 1); err != nil {
+		return err
+	}
+	return unreadIn(fd, size, func() error {
+		err := unix.Sendto(fd, make([]byte, 500), unix.MSG_DONTWAIT, name)
+		if errors.Is(err, unix.ECONNREFUSED) { // the error of an earlier one
+			return nil
+		}
+		return err
+	})
+}
+
+// unreadTimestamps leaves so many bytes of timestamps unread in a connection, of what it sent.
+func unreadTimestamps(size int) error {
+	listener, client, err := connection()
+	if err != nil {
+		return err
+	}
+	server, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	control := make([]byte, unix.CmsgSpace(4))
+	header := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
+	header.Level, header.Type = unix.SOL_SOCKET, unix.SO_TIMESTAMPING
+	header.SetLen(unix.CmsgLen(4))
+	*(*uint32)(unsafe.Pointer(&control[unix.CmsgLen(0)])) = unix.SOF_TIMESTAMPING_TX_SOFTWARE
+	buffer := make([]byte, 4096)
+	return unreadIn(client, size, func() error {
+		if err := unix.Sendmsg(client, buffer[:1000], control, nil, 0); err != nil {
+			return err
+		}
+		_, err := unix.Read(server, buffer)
+		return err
+	})
+}
+
+// attributes reports whether files of this kernel's tmpfs can have attributes of users.
+func attributes() bool {
+	fd, err := unix.MemfdCreate("attributes", unix.MFD_CLOEXEC)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	return unix.Fsetxattr(fd, "user.probe", []byte("x"), 0) == nil
+}
+
+// pagesUnderWay sends pages without a copy (MSG_ZEROCOPY) into a connection that is never read, in
+// KiB.
+func pagesUnderWay(bound int) (sum int, err error) {
+	pages, err := unix.Mmap(-1, 0, 8<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return 0, err
+	}
+	for sum < bound {
+		_, client, err := connection() // the listener stays open, and nothing accepts
+		if err != nil {
+			return sum, err
+		}
+		if err := unix.SetsockoptInt(client, unix.SOL_SOCKET, unix.SO_ZEROCOPY, 1); err != nil {
+			return sum, err
+		}
+		before := sum
+		for sum < bound {
+			n, err := unix.SendmsgN(client, pages, nil, nil, unix.MSG_ZEROCOPY|unix.MSG_DONTWAIT)
+			if errors.Is(err, unix.EAGAIN) {
+				break
+			} else if err != nil {
+				return sum, err
+			}
+			sum += n >> 10
+		}
+		if sum == before {
+			return sum, refusal("dropped")
+		}
+	}
+	return sum, nil
 }
 
 func lockedPages(pages int) error {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	goruntime "runtime"
+	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -19,12 +20,21 @@ func pools() []Attack {
 		// filters no seccomp filter is loaded, and no sandbox starts.
 		{"attach-filter", Filter, func() error { return attachFilter(unix.SOL_SOCKET, unix.SO_ATTACH_FILTER) }},
 		{"attach-filter-high-bits", Filter, func() error { return attachFilter(1<<32|unix.SOL_SOCKET, 1<<32|unix.SO_ATTACH_FILTER) }},
+		{"attach-filter-unix", Filter, func() error { return attachFilterTo(unix.AF_UNIX, unix.SOCK_DGRAM) }},
+		{"attach-filter-ipv6", Filter, func() error { return attachFilterTo(unix.AF_INET6, unix.SOCK_STREAM) }},
+		{"attach-filter-netlink", Filter, func() error { return attachFilterTo(unix.AF_NETLINK, unix.SOCK_RAW) }},
 		{"attach-reuseport-filter", Filter, func() error { return attachFilter(unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF) }},
 		{"attach-ebpf", Filter, func() error { return attachProgram(unix.SO_ATTACH_BPF) }},
 		{"attach-reuseport-ebpf", Filter, func() error { return attachProgram(unix.SO_ATTACH_REUSEPORT_EBPF) }},
 		{"lock-filter", Filter, func() error { return onSocket(unix.AF_UNIX, 0, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1) }},
 		{"nested-filter", Filter, func() error { return nestedFilter(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0) }},
 		{"nested-filter-high-bits", Filter, func() error { return nestedFilter(unix.SYS_SECCOMP, 1<<32|unix.SECCOMP_SET_MODE_FILTER, 0) }},
+		{"nested-filter-all-threads", Filter, func() error {
+			return nestedFilter(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC)
+		}},
+		{"nested-filter-listener", Filter, func() error {
+			return nestedFilter(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
+		}},
 		{"nested-filter-prctl", Filter, func() error { return nestedFilter(unix.SYS_PRCTL, unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER) }},
 
 		// Without descriptors init finds nothing that it is to kill.
@@ -32,7 +42,34 @@ func pools() []Attack {
 		{"limit-init-processes", Filter, func() error { return limitInit(unix.RLIMIT_NPROC) }},
 		{"limit-init-memory", Filter, func() error { return limitInit(unix.RLIMIT_AS) }},
 		{"limit-init-processor", Filter, func() error { return limitInit(unix.RLIMIT_CPU) }},
+		{"limit-init-high-bits", Filter, func() error { return limitOther(1<<32 | 1) }},
+		{"limit-init-thread", Filter, func() error {
+			threads, err := os.ReadDir("/proc/1/task")
+			if err != nil {
+				return err
+			}
+			thread, err := strconv.Atoi(threads[len(threads)-1].Name()) // not the first, if it has several
+			if err != nil {
+				return err
+			}
+			return limitOther(uintptr(thread))
+		}},
+		{"limit-child", Filter, func() error {
+			pid, err := child(false)
+			if err != nil {
+				return err
+			}
+			return errors.Join(limitOther(uintptr(pid)), unix.Kill(pid, unix.SIGKILL))
+		}},
 		{"limit-cores-anew", Filter, limitCores},
+		// By its own number, which the filter does not know.
+		{"limit-cores-by-number", Filter, func() error {
+			var has unix.Rlimit
+			if err := unix.Getrlimit(unix.RLIMIT_CORE, &has); err != nil {
+				return err
+			}
+			return unix.Prlimit(os.Getpid(), unix.RLIMIT_CORE, &has, nil)
+		}},
 
 		// fs.aio-max-nr is the host's, and root of it is refused as well.
 		{"io-setup", Filter, func() error {
@@ -68,6 +105,21 @@ func pools() []Attack {
 			return errno
 		}},
 
+		// The size of a page stands in the upper bits.
+		{"mmap-hugetlb-1g", Filter, func() error {
+			const gib = 30 << 26
+			_, _, errno := unix.RawSyscall6(unix.SYS_MMAP, 0, 1<<30, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_HUGETLB|gib, ^uintptr(0), 0)
+			if errno == unix.EBADF {
+				return nil
+			}
+			return errno
+		}},
+		{"memfd-hugetlb-2m", Filter, func() error {
+			const mib2 = 21 << 26
+			fd, err := unix.MemfdCreate("attacker", unix.MFD_HUGETLB|mib2|unix.MFD_CLOEXEC)
+			return closing(fd, err)
+		}},
+
 		// The kernel asks modprobe, root of the host, for a module before it looks at the caller.
 		{"modprobe-bridge", Filter, func() error { return deviceIoctl(0x8940) }}, // SIOCGIFBR
 		{"modprobe-vlan", Filter, func() error { return deviceIoctl(0x8982) }},   // SIOCGIFVLAN
@@ -92,9 +144,26 @@ func pools() []Attack {
 		{"trace-attach", Filter, func() error { return traced(unix.PTRACE_ATTACH, 0, nil) }},
 		{"trace-seize", Filter, func() error { return traced(unix.PTRACE_SEIZE, 0, nil) }},
 
+		// A program that may write its score may lower it. When the host's memory runs out, the kernel
+		// then ends those of other sandboxes in its place.
+		{"write-own-oom-score", ReadOnly, func() error { return rewrite("/proc/self/oom_score_adj") }},
+		{"write-inits-oom-score", ReadOnly, func() error { return rewrite("/proc/1/oom_score_adj") }},
+		{"write-own-memory", ReadOnly, func() error {
+			fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
+			return closing(fd, err)
+		}},
 		{"touch-device", ReadOnly, func() error {
 			now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}
 			return unix.UtimesNanoAt(unix.AT_FDCWD, "/dev/null", now, 0)
+		}},
+		{"touch-device-by-descriptor", ReadOnly, func() error {
+			fd, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}
+			return raw4(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&now[0])), 0)
 		}},
 	}
 	for _, file := range []struct{ name, path string }{
@@ -102,6 +171,7 @@ func pools() []Attack {
 		{"disk-activity", "/proc/diskstats"},
 		{"pressure", "/proc/pressure/cpu"},
 		{"pressure-memory", "/proc/pressure/memory"},
+		{"disk-activity-by-root", "/proc/self/root/proc/diskstats"},
 	} {
 		all = append(all, Attack{"read-" + file.name, Masked, func() error { return read(file.path) }})
 	}
@@ -204,4 +274,35 @@ func deviceIoctl(request uintptr) error {
 		return err
 	}
 	return errors.Join(reached(raw(unix.SYS_IOCTL, uintptr(fd), request, 0)), unix.Close(fd))
+}
+
+// rewrite writes to a file the line that it has.
+func rewrite(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read it: %w", err)
+	}
+	return write(path, string(text))
+}
+
+// attachFilterTo gives a new socket of a family a filter.
+func attachFilterTo(family, kind int) error {
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	program, instruction := allowAll()
+	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, program)
+	goruntime.KeepAlive(instruction)
+	return err
+}
+
+// limitOther sets the limit of descriptors of another process to the one that it has.
+func limitOther(pid uintptr) error {
+	var has unix.Rlimit
+	if err := raw4(unix.SYS_PRLIMIT64, pid, unix.RLIMIT_NOFILE, 0, uintptr(unsafe.Pointer(&has))); err != nil {
+		return fmt.Errorf("read it: %w", err)
+	}
+	return raw4(unix.SYS_PRLIMIT64, pid, unix.RLIMIT_NOFILE, uintptr(unsafe.Pointer(&has)), 0)
 }

@@ -31,17 +31,9 @@ func ParseFilterArg(args []string) (fd int, rest []string, err error) {
 	return fd, args[1:], nil
 }
 
-// OfferArg is init's argument where its programs shall be better targets of the kernel than init
-// when memory runs out. It stands behind FilterArg.
-const OfferArg = "offer"
-
-// ParseOfferArg removes OfferArg from the arguments, and reports whether it was there.
-func ParseOfferArg(args []string) (offer bool, rest []string) {
-	if len(args) == 0 || args[0] != OfferArg {
-		return false, args
-	}
-	return true, args[1:]
-}
+// ProcFD is the descriptor on which init inherits a procfs of its PID namespace. That one is mounted
+// nowhere, and writable; the one at /proc is not.
+const ProcFD = 4
 
 // Confinement tells init how to apply Landlock to programs.
 type Confinement struct {

@@ -20,22 +20,6 @@ func TestFilterArg(t *testing.T) {
 	}
 }
 
-func TestOfferArg(t *testing.T) {
-	for _, c := range []struct {
-		args, rest []string
-		offer      bool
-	}{
-		{nil, nil, false},
-		{[]string{OfferArg}, nil, true},
-		{[]string{OfferArg, "landlock=7", "/"}, []string{"landlock=7", "/"}, true},
-		{[]string{"landlock=7", "/", OfferArg}, []string{"landlock=7", "/", OfferArg}, false}, // which ParseInitArgs refuses
-	} {
-		if offer, rest := ParseOfferArg(c.args); offer != c.offer || !slices.Equal(rest, c.rest) {
-			t.Errorf("%q: %v, %q", c.args, offer, rest)
-		}
-	}
-}
-
 func TestInitArgs(t *testing.T) {
 	for _, c := range []Confinement{{ABI: 2}, {ABI: 7, Writable: []string{"/tmp", "/var/tmp"}}} {
 		got, err := ParseInitArgs(c.InitArgs())

@@ -184,7 +184,12 @@ func (h *Host) boundAll() error {
 	if err := boundProcesses(h.Pids); err != nil {
 		return err
 	}
-	if err := hold(ofAll(h.given)); err != nil {
+	proc, err := ownProc()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(proc)
+	if err := hold(proc, ofAll(h.given)); err != nil {
 		return err
 	}
 	for _, l := range limitsOfAll(h.limits) {
@@ -195,19 +200,18 @@ func (h *Host) boundAll() error {
 	return nil
 }
 
-// hold sets ceilings in the namespaces of the calling thread.
-//
-// It does so in a procfs of its own. In the launcher's, /proc/sys/user has one entry of each name
-// for every user namespace that it was looked up in, and a lookup compares with them all
-// (proc_sys_compare): among 200 sandboxes that took a millisecond of a creation. Nor can anything
-// be mounted over this one (CVE-2025-52881).
-func hold(all []ceiling) error {
-	dir, err := openOwnProc("sys")
+// hold sets ceilings in the namespaces of the calling thread, by a procfs of its own. In the
+// launcher's, /proc/sys/user has one entry of each name for every user namespace that it was looked
+// up in, and a lookup compares with them all (proc_sys_compare): among 200 sandboxes that took a
+// millisecond of a creation. Nor can anything be mounted over this one (CVE-2025-52881).
+func hold(proc int, all []ceiling) error {
+	dir, err := unix.Openat(proc, "sys", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("set ceilings: %w", err)
+		return fmt.Errorf("set ceilings: open sys of a procfs: %w", err)
 	}
+	defer unix.Close(dir)
 	for _, c := range all {
-		fd, err := unix.Openat(int(dir.Fd()), c.Name, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		fd, err := unix.Openat(dir, c.Name, unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if errors.Is(err, unix.ENOENT) {
 			continue // max_time_namespaces came with Linux 5.6; without the counter there is no such namespace
 		}
@@ -216,33 +220,27 @@ func hold(all []ceiling) error {
 			err = errors.Join(c.set(f), f.Close())
 		}
 		if err != nil {
-			return errors.Join(fmt.Errorf("set ceiling %s: %w", c.Name, err), dir.Close())
+			return fmt.Errorf("set ceiling %s: %w", c.Name, err)
 		}
 	}
-	return dir.Close()
+	return nil
 }
 
-// openOwnProc opens a directory of a fresh procfs of the caller's PID namespace, which is mounted
-// nowhere.
-func openOwnProc(dir string) (*os.File, error) {
+// ownProc returns a fresh procfs of the caller's PID namespace, which is mounted nowhere.
+func ownProc() (int, error) {
 	fs, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("make a procfs: %w", err)
+		return -1, fmt.Errorf("make a procfs: %w", err)
 	}
 	defer unix.Close(fs)
 	if err := unix.FsconfigCreate(fs); err != nil {
-		return nil, fmt.Errorf("make a procfs: %w", err)
+		return -1, fmt.Errorf("make a procfs: %w", err)
 	}
 	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("make a procfs: %w", err)
+		return -1, fmt.Errorf("make a procfs: %w", err)
 	}
-	defer unix.Close(mnt)
-	fd, err := unix.Openat(mnt, dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open %s of a procfs: %w", dir, err)
-	}
-	return os.NewFile(uintptr(fd), dir), nil
+	return mnt, nil
 }
 
 func (c *ceiling) set(f *os.File) error {

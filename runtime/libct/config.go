@@ -28,6 +28,7 @@ type Host struct {
 	Nproc       uint64           // and its RLIMIT_NPROC
 	Pids        int              // the host's number of pids
 	Core        uint64           // and its RLIMIT_CORE
+	Score       int              // and its oom_score_adj: sandboxes cannot have a lower one
 	CorePattern string           // the sysctl kernel.core_pattern
 	IPC         bool             // the ceilings of an IPC namespace can be set by its root
 	Landlock    int              // its version, where sandboxes can be held by it; 0: they cannot
@@ -121,6 +122,7 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 		// empty; keyctl(2) is refused by every profile.
 		NoNewKeyring: true,
 		Cgroups:      cgroupConfig(spec, host),
+		OomScoreAdj:  new(scoreOfInit(&spec.Limits, host, enforced)),
 		Version:      "1.3.0",
 	}
 	if entersNetwork(spec) {

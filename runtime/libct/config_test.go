@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -103,7 +102,7 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 				Config   any
 			}{
 				enforced, settings(&spec.Limits, &spec.IODevice, host), planRoot(spec, host, config, nil),
-				initArgs(spec, &enforced), config,
+				confinement(spec, &enforced).InitArgs(), config,
 			}, "", "  ")
 			if err != nil {
 				t.Fatal(err)
@@ -125,17 +124,20 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 	}
 }
 
-// Programs are offered to the kernel before init only where they have a limit of their own, because
-// they can take it back at the cost of other sandboxes.
-func TestProgramsAreOfferedWhereTheyStay(t *testing.T) {
+// Init is spared by as much as it needs where a limit of its sandbox can be met, and by nothing
+// where only the host's memory can run out.
+func TestScoreOfInit(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Host, *runtime.Spec)
-		want   bool
+		want   int
 	}{
-		"a limit of its own": {func(*Host, *runtime.Spec) {}, true},
-		"no cgroup":          {func(h *Host, _ *runtime.Spec) { h.Cgroup = false }, false},
-		"no limit":           {func(_ *Host, s *runtime.Spec) { s.Limits.Memory = 0 }, false},
-		"no writes to /proc": {func(h *Host, s *runtime.Spec) { h.Cgroup, s.Profile.ReadOnlyRoot = false, true }, false},
+		"a limit of its own": {func(_ *Host, s *runtime.Spec) { s.Limits.Memory = 1 << 30 }, 984},
+		"a large one":        {func(_ *Host, s *runtime.Spec) { s.Limits.Memory = 1 << 40 }, 999},
+		"a small one":        {func(_ *Host, s *runtime.Spec) { s.Limits.Memory = 32 << 20 }, 500},
+		"the smallest":       {func(_ *Host, s *runtime.Spec) { s.Limits.Memory = 1 << 20 }, 0},
+		"a raised launcher":  {func(h *Host, s *runtime.Spec) { h.Score, s.Limits.Memory = 700, 1<<20 }, 700},
+		"no cgroup":          {func(h *Host, _ *runtime.Spec) { h.Cgroup = false }, 1000},
+		"no limit":           {func(_ *Host, s *runtime.Spec) { s.Limits.Memory = 0 }, 1000},
 	} {
 		host, spec := testHost(), testSpec()
 		c.change(host, spec)
@@ -143,8 +145,12 @@ func TestProgramsAreOfferedWhereTheyStay(t *testing.T) {
 		if err != nil {
 			t.Fatal(name, err)
 		}
-		if got := slices.Contains(initArgs(spec, &enforced), guest.OfferArg); got != c.want {
-			t.Errorf("%s: %v", name, got)
+		config, err := Plan(spec, host, &enforced)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		if got := *config.OomScoreAdj; got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}
 }

@@ -64,6 +64,7 @@ type Engine struct {
 	freezer  *launcher.Freezer
 	filters  filters
 	disk     *quota.Watch
+	unread   *unreadWatch
 	ended    closer // mount namespaces of deleted sandboxes
 
 	mu        sync.Mutex
@@ -92,6 +93,7 @@ type instance struct {
 	since     unix.Timespec // time of its start, by the clock of the file system
 	used      quota.Usage   // disk space at its end; zero while it runs
 	exceeded  string        // reason why its disk usage has ended it
+	excess    string        // reason why memory of the kernel's has
 	ended     chan struct{} // closed when the init has been reaped, and with it everything in its PID namespace
 }
 
@@ -113,20 +115,26 @@ func Open(host Host, ranges *launcher.Ranges, networks *launcher.Networks) (*Eng
 		return nil, fmt.Errorf("read own limit of cores: %w", err)
 	}
 	host.Core, host.CorePattern = limit.Max, readCorePattern()
+	var err error
+	if host.Score, err = ownScore(); err != nil {
+		return nil, err
+	}
 	// The launcher's own IPC namespace is like those of its sandboxes.
 	if host.IPC = kernel.IPCIsOurs() == nil; !host.IPC {
 		host.Missing = append(host.Missing, "ceilings of System V IPC: this kernel lets no namespace set its own: "+kernel.IPCRemedy)
 	}
+	if _, err := unread("/proc/self/net/", 0); err != nil {
+		host.Missing = append(host.Missing, "a bound for unread messages of sockets: "+err.Error())
+	}
 	host.landlock(kernel.LandlockABI())
 	host.ownIDs(ranges.Own())
-	var err error
 	if host.given, host.limits, err = given(); err != nil {
 		return nil, err
 	}
 	if err := host.boundAll(); err != nil {
 		return nil, fmt.Errorf("bound what all sandboxes have together: %w", err)
 	}
-	e := &Engine{host: host, ranges: ranges, networks: networks, freezer: launcher.NewFreezer(), sandboxes: make(map[string]*instance)}
+	e := &Engine{host: host, ranges: ranges, networks: networks, freezer: launcher.NewFreezer(), unread: newUnreadWatch(), sandboxes: make(map[string]*instance)}
 	if e.disk, err = openDisk(host.DiskReserve); err != nil {
 		return nil, err
 	}
@@ -513,7 +521,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	}
 	undo = append(undo, func() { _ = container.Destroy() })
 	process := &libcontainer.Process{
-		Args:       append([]string{initPath, guest.FilterArg(fdFilter)}, initArgs(spec, &p.enforced)...),
+		Args:       append([]string{initPath, guest.FilterArg(fdFilter)}, confinement(spec, &p.enforced).InitArgs()...),
 		Env:        []string{"PATH=/", "GOMAXPROCS=1"}, // libcontainer insists on the first; the init runs no second thread of Go from the start
 		Cwd:        "/",
 		Init:       true,
@@ -539,6 +547,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 			network.Close()
 		}
 		e.unwatchDisk(in, spec.ID)
+		e.unread.remove(spec.ID)
 		close(in.ended)
 	}()
 	undo = append(undo, func() { _ = unix.Kill(pid, unix.SIGKILL); <-in.ended })
@@ -571,6 +580,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	e.schedule(in, spec.ID, spec.Deadline)
 	e.mu.Unlock()
 	e.watchDisk(in, spec.ID, &spec.Limits, work.Ctim) //nolint:contextcheck // the watch outlives the request
+	e.watchUnread(in, spec.ID)
 	return &runtime.Started{ID: spec.ID, Enforced: p.enforced, Limits: spec.Limits, Deadline: spec.Deadline, Pidfd: out}, nil
 }
 
@@ -591,23 +601,6 @@ func slackened(run func() error) (err error) {
 	}()
 	return run()
 }
-
-// initArgs are the arguments of the sandbox's init behind that of its filter.
-func initArgs(spec *runtime.Spec, enforced *api.Enforced) []string {
-	var args []string
-	if offers(enforced) {
-		args = append(args, guest.OfferArg)
-	}
-	return append(args, confinement(spec, enforced).InitArgs()...)
-}
-
-// offers reports whether programs are better targets of the kernel than init when memory runs out.
-// That must be so where a limit of the sandbox's own can be met. Elsewhere the host has run out. A
-// program that makes itself a worse target again would then have the kernel end those of other
-// sandboxes first. Every program can: only a process with CAP_SYS_RESOURCE on the host sets a bound
-// for that (oom_score_adj_min). Landlock may keep a program from writing to /proc, but its children
-// from before init's writing keep the old value.
-func offers(enforced *api.Enforced) bool { return enforced.Memory == "cgroup" }
 
 // confinement returns the restrictions that the sandbox's init puts on programs.
 func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement {
@@ -739,6 +732,16 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 		if next.Limits.Pids != was.Pids && enforced.Pids == "rlimit" {
 			return api.Enforced{}, fmt.Errorf("pids limit: without a cgroup v2 pids controller each process has its own since its start: %w",
 				runtime.ErrUnenforceable)
+		}
+		if before, after := scoreOfInit(&was, &e.host, &created), scoreOfInit(&next.Limits, &e.host, &enforced); after != before {
+			if err := in.score(after); err != nil {
+				return api.Enforced{}, fmt.Errorf("sandbox %s: %w", id, err)
+			}
+			defer func() {
+				if err != nil && !in.hasEnded() {
+					err = errors.Join(err, in.score(before))
+				}
+			}()
 		}
 		if e.host.Cgroup {
 			if err := e.limit(ctx, filepath.Join(launcher.CgroupDir, id), &was, &next); err != nil {

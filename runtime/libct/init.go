@@ -18,13 +18,14 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// fdPlan is the descriptor on which Init finds its overlays; the sandbox's init inherits the
-// number, not the file.
-const fdPlan = 4
+// fdPlan is the descriptor on which Init finds its overlays. The sandbox's init inherits the number
+// with its procfs, not the file.
+const fdPlan = guest.ProcFD
 
 // fdRange is the descriptor of the mounts of the sandbox's range of ids, for a sandbox that has
 // one. The number is treated like fdPlan.
@@ -128,7 +129,14 @@ func prepareRootfs() error {
 			return err
 		}
 	}
-	return hold(plan.Ceilings)
+	proc, err := ownProc()
+	if err != nil {
+		return err
+	}
+	if err := hold(proc, plan.Ceilings); err != nil {
+		return err
+	}
+	return replace(guest.ProcFD, proc)
 }
 
 // takePlan reads the plan and leaves /dev/null in its place: libcontainer passes the number on to
@@ -160,10 +168,15 @@ func plug(fd int) error {
 	if err != nil {
 		return fmt.Errorf("open /dev/null: %w", err)
 	}
-	if err := unix.Dup3(null, fd, 0); err != nil {
+	return replace(fd, null)
+}
+
+// replace moves a file to the descriptor fd, which the sandbox's init inherits.
+func replace(fd, file int) error {
+	if err := unix.Dup3(file, fd, 0); err != nil {
 		return fmt.Errorf("replace descriptor: %w", err)
 	}
-	return unix.Close(null)
+	return unix.Close(file)
 }
 
 func mount(o *launcher.Overlay) error {

@@ -28,6 +28,15 @@ func (e *Engine) Stats(ctx context.Context, id string) (api.Stats, error) {
 	}
 	st.At, st.WallMS = now.UTC(), ms(now.Sub(started).Microseconds())
 	st.Disk = e.diskStats(in, id)
+	e.mu.Lock()
+	excess := in.excess
+	e.mu.Unlock()
+	if excess != "" {
+		if st.Memory == nil {
+			st.Memory = new(api.MemoryStats)
+		}
+		st.Memory.Exceeded = excess
+	}
 	return st, nil
 }
 

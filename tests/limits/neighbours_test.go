@@ -127,7 +127,7 @@ func TestKernelObjectsAreHeldByTheCgroup(t *testing.T) {
 	}
 	// All of them would be far more than the limit.
 	for name, bound := range map[string]int{
-		"memory": 256, "memfds": 256, "unix-sockets": 256, "shared-memory": 256, "tmpfs-bytes": 60, "eventfds": 2_000_000, "netlink-sockets": 60_000, "semaphores": 20_000,
+		"memory": 256, "memfds": 256, "unix-sockets": 256, "shared-memory": 256, "tmpfs-bytes": 60, "eventfds": 2_000_000, "netlink-sockets": 60_000, "netlink-messages": 4000, "semaphores": 20_000,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 32 * mib}})

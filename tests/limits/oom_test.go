@@ -1,7 +1,10 @@
 package limits
 
 import (
+	"bufio"
+	"fmt"
 	"net/http"
+	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -9,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // With oom_group the kernel ends the sandbox as a whole, and it says why.
@@ -78,5 +82,51 @@ func TestMemoryHighKillsNobody(t *testing.T) {
 	}
 	if number(t, dir, "memory.events", "high") == 0 || number(t, dir, "memory.events", "oom_kill") != 0 {
 		t.Errorf("memory.events: %s", read(t, dir, "memory.events"))
+	}
+}
+
+// When the host's memory runs out, the kernel ends the largest program of all sandboxes, though it
+// tries to be spared. Smaller ones of other sandboxes go on, and so do larger ones of the host.
+func TestHostOutOfMemory(t *testing.T) {
+	testenv.Soak(t, "it takes all memory of the machine")
+	const small = 24 * mib
+	d := shared(t)
+	neighbour := d.Create(t, api.CreateSandbox{})
+	// A shell holds a text of this size, and a program of the host one of four times that.
+	hold := func(size int) string {
+		return fmt.Sprintf("x=$(head -c %d /dev/zero | tr '\\0' x); echo ready; sleep 600; echo ${#x}", size)
+	}
+	neighbour.Sh(t, "mkfifo /tmp/ready; setsid sh -c '"+strings.ReplaceAll(hold(small), "'", `'\''`)+"' >/tmp/ready 2>/dev/null </dev/null & read -r _ </tmp/ready")
+	host := exec.CommandContext(t.Context(), "sh", "-c", hold(4*small))
+	out, err := host.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := host.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	defer func() { _ = host.Process.Kill(); <-ended }()
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = host.Wait(); close(ended) }()
+
+	// More than the machine has: the limit is not what ends it.
+	greedy := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 << 30}})
+	got, err := greedy.TryExec(t.Context(), sh("{ echo 0 >/proc/self/oom_score_adj; } 2>/dev/null; exec tail /dev/zero"))
+	if err != nil || !got.Exit.OOM {
+		t.Errorf("the program that takes all ended with %+v, %v", got, err)
+	}
+	if got := greedy.Sh(t, "echo fine"); got != "fine\n" {
+		t.Errorf("its sandbox says %q", got)
+	}
+	if n := number(t, cgroupOf(t, neighbour.PID), "memory.events", "oom_kill"); n != 0 {
+		t.Errorf("the kernel has ended %d programs of its neighbour", n)
+	}
+	select {
+	case <-ended:
+		t.Error("a program of the host was ended before those of sandboxes")
+	default:
 	}
 }

@@ -40,7 +40,8 @@ type neighbourReport struct {
 // noControl lists resources that cannot be taken on every host, even where nothing holds a program.
 var noControl = map[string]string{
 	"huge-pages": "the host has none", "huge-segments": "the host has none", "bpf-maps": "unprivileged programs have none", "core-dumps": "the host dumps none",
-	"real-time": "needs the host's root", "priority": "needs the host's root", "pressure-triggers": "the kernel may have none", "perf-events": "unprivileged programs may have none",
+	"terminals-by-devpts": "the host's is for root",
+	"real-time":           "needs the host's root", "priority": "needs the host's root", "pressure-triggers": "the kernel may have none", "perf-events": "unprivileged programs may have none",
 }
 
 // TestNeighboursLoseNothing has a sandbox take of each resource that the kernel counts beyond it.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/attack"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
@@ -219,33 +220,92 @@ func TestCrashStartsNothing(t *testing.T) {
 	}
 }
 
-// When the host's memory runs out, no program is a worse target of the kernel than one of another
-// sandbox of the profile that did nothing for it. A limit of its own holds a sandbox instead.
+// When the host's memory runs out, programs of sandboxes end before others of the host, and none of
+// them can have one of another sandbox end first: every process has the same score, and no program
+// writes it, whatever it forks or becomes. Where a limit of its own can be met, init alone has a
+// lower one.
 func TestNoProgramIsSparedAtANeighboursCost(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
 	score := func(s *harness.Sandbox, script string) int {
 		t.Helper()
-		said := s.Sh(t, script+"; read -r score </proc/self/oom_score_adj; echo $score")
+		said := s.Sh(t, script)
 		n, err := strconv.Atoi(strings.TrimSpace(said))
 		if err != nil {
 			t.Fatalf("%s: %q", script, said)
 		}
 		return n
 	}
+	const own = "cat /proc/self/oom_score_adj"
 	for _, profile := range profiles(t, d) {
 		s, neighbour := d.Create(t, api.CreateSandbox{Profile: profile}), d.Create(t, api.CreateSandbox{Profile: profile})
-		if s.Enforced.Memory == "cgroup" {
-			t.Logf("%s: a limit of its own", profile)
-			continue
+		for name, script := range map[string]string{
+			"nothing":   ":",
+			"a write":   "{ echo 0 >/proc/self/oom_score_adj; } 2>/dev/null",
+			"the old":   "{ echo -17 >/proc/self/oom_adj; } 2>/dev/null",
+			"a thread":  "{ echo 0 >/proc/thread-self/oom_score_adj; echo 0 >/proc/self/task/$$/oom_score_adj; } 2>/dev/null",
+			"by number": "{ echo 0 >/proc/$$/oom_score_adj; } 2>/dev/null",
+			"init":      "{ echo 0 >/proc/1/oom_score_adj; } 2>/dev/null",
+		} {
+			if got := score(s, script+"; "+own); got != 1000 {
+				t.Errorf("%s: after %s a program has %d", profile, name, got)
+			}
+			if got := score(s, script+"; setsid sh -c '"+own+"'"); got != 1000 {
+				t.Errorf("%s: after %s what it forks has %d", profile, name, got)
+			}
 		}
-		others := score(neighbour, ":")
-		if own := score(s, "{ echo 0 >/proc/self/oom_score_adj; } 2>/dev/null"); own < others {
-			t.Errorf("%s: a program has %d, and its neighbour %d", profile, own, others)
+		if got := s.Sh(t, "{ echo 1000 >/proc/self/oom_score_adj; } 2>&1 || :"); !strings.Contains(got, "Read-only file system") {
+			t.Errorf("%s: a write of the same value: %q", profile, got)
 		}
-		// The control: it is the program's own file, and not read-only.
-		if own := score(s, "{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null"); profile == "default" && own != 1000 {
-			t.Errorf("%s: a program that asks for 1000 has %d", profile, own)
+		for _, s := range []*harness.Sandbox{s, neighbour} {
+			if got := score(s, own); got != 1000 {
+				t.Errorf("%s: a neighbour has %d", profile, got)
+			}
+			init := score(s, "cat /proc/1/oom_score_adj")
+			if limited := s.Enforced.Memory == "cgroup"; limited != (init < 1000) {
+				t.Errorf("%s: its init has %d, and a limit of its own: %v", profile, init, limited)
+			}
+		}
+	}
+}
+
+// Unread messages, which no limit of memory counts, end the sandbox that piles them up, and it says
+// why. A neighbour with some, and the daemon, go on.
+func TestUnreadMessagesEndTheirSandbox(t *testing.T) {
+	testenv.RequireUserNS(t)
+	attacker, err := os.ReadFile(harness.Helper(t, "attacker"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := harness.Start(t, harness.Options{})
+	take := func(s *harness.Sandbox, resource string, bound int, env ...string) (*api.ExecResult, error) {
+		t.Helper()
+		const path = "/var/tmp/attacker"
+		if err := s.Put(t.Context(), path, attacker); err != nil {
+			t.Fatal(err)
+		}
+		s.Sh(t, "chmod 755 "+path)
+		return s.TryExec(t.Context(), api.ExecRequest{
+			Argv: append([]string{path}, attack.TakeResource(resource, bound)...), Env: env, Timeout: testenv.HungAfter.Seconds(),
+		})
+	}
+	for _, profile := range profiles(t, d) {
+		for _, resource := range []string{"netlink-messages", "datagram-errors"} {
+			neighbour := d.Create(t, api.CreateSandbox{Profile: profile})
+			if got, err := take(neighbour, resource, 16, "SANDBOXD_ATTACK_CONTROL=yes"); err != nil || !strings.Contains(got.Stdout, `"taken":16`) {
+				t.Errorf("%s, %s: a MiB: %+v, %v", profile, resource, got, err)
+			}
+			// 2 GiB, or as many sockets as it may have. It holds them until it is killed.
+			greedy := d.Create(t, api.CreateSandbox{Profile: profile})
+			if got, err := take(greedy, resource, 32768); err == nil {
+				t.Errorf("%s, %s: it went on: %+v", profile, resource, got)
+			}
+			if now := greedy.WaitState(t, api.StateStopped); !strings.Contains(now.Reason, "memory: unread messages of its sockets hold more than 64 MiB") {
+				t.Errorf("%s, %s: it ended, because %q", profile, resource, now.Reason)
+			}
+			if got := neighbour.Sh(t, "echo fine"); got != "fine\n" {
+				t.Errorf("%s, %s: the neighbour says %q", profile, resource, got)
+			}
 		}
 	}
 }

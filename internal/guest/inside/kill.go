@@ -339,15 +339,11 @@ func readMark(dir int, path string) (string, error) {
 	return string(buf[:n]), nil
 }
 
-// offer makes a new process, and everything that it starts, a better target of the kernel than init
-// when the sandbox runs out of memory: with init the whole sandbox ends
-// (TestMemoryLimitSparesTheInit). Every process may raise the value, and lower it again. Then it
-// is a worse target than those of other sandboxes that left it as it was, so the launcher decides
-// where this is done ([guest.OfferArg]).
+// offer makes a new process, and everything that it starts from then on, a better target of the
+// kernel than init when the sandbox runs out of memory: with init the whole sandbox ends
+// (TestMemoryLimitSparesTheInit). The launcher decides how much better, by init's own value.
+// Programs could not take it back: they have no writable /proc.
 func (s *server) offer(pid string) {
-	if !s.offers {
-		return
-	}
 	fd, err := unix.Openat(s.proc, pid+"/oom_score_adj", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return // it has ended

@@ -43,7 +43,6 @@ type server struct {
 	poller   *poller     // waits where the runtime's cannot
 	reserve  int         // spare descriptor for turnAway; -1: lost for now
 	forker   *forker     // starts everything, and confines it
-	offers   bool        // see offer
 
 	conns   chan struct{} // semaphore of connections; those beyond it are refused
 	dirs    atomic.Int32  // directories open in lists, removals, watches and archives
@@ -66,7 +65,8 @@ type server struct {
 const requestTimeout = 10 * time.Second
 
 // Run is the whole of sandboxd-init. It serves the guest protocol on the listening socket that is
-// inherited as descriptor fd, and returns only if it cannot start.
+// inherited as descriptor fd, and returns only if it cannot start. Descriptor proc is its procfs: no
+// process with CAP_SYS_ADMIN can mount anything over it.
 //
 // Its seccomp filter comes from descriptor filter (see [guest.FilterArg]); -1 means that the
 // launcher neither sends one nor waits for an answer. If confine is not nil, Landlock confines
@@ -77,7 +77,7 @@ const requestTimeout = 10 * time.Second
 //
 // The order matters: nothing of the sandbox runs before the first request, and everything that
 // could leak into a process, or let one reach init, is closed before that.
-func Run(fd, filter int, offer bool, confine *guest.Confinement) error {
+func Run(fd, proc, filter int, confine *guest.Confinement) error {
 	// A program may start a second init on a descriptor of its own. That is harmless (it has its
 	// starter's rights), but it must not be mistaken for process 1.
 	if err := checkListener(fd); err != nil {
@@ -105,7 +105,7 @@ func Run(fd, filter int, offer bool, confine *guest.Confinement) error {
 	if err != nil {
 		return fmt.Errorf("take a uid of its own: %w", err)
 	}
-	return serve(fd, filter, offer, confine, own)
+	return serve(fd, proc, filter, confine, own)
 }
 
 func checkListener(fd int) error {
@@ -177,10 +177,17 @@ func holdThreads(n int) {
 // Serve is the part of Run that a test binary can do to itself. Only tests call it: the steps
 // before it in Run protect init from the sandbox.
 func Serve(fd, filter int, confine *guest.Confinement) error {
-	return serve(fd, filter, false, confine, 0)
+	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open /proc: %w", err)
+	}
+	return serve(fd, proc, filter, confine, 0)
 }
 
-func serve(fd, filter int, offer bool, confine *guest.Confinement, own uint32) error {
+func serve(fd, proc, filter int, confine *guest.Confinement, own uint32) error {
+	if err := checkProc(proc); err != nil {
+		return fmt.Errorf("use descriptor %d: %w", proc, err)
+	}
 	if err := startPoller(); err != nil {
 		return fmt.Errorf("wait for events: %w", err)
 	}
@@ -204,15 +211,10 @@ func serve(fd, filter int, offer bool, confine *guest.Confinement, own uint32) e
 		procs:   make(map[int]*process),
 		maxDirs: maxDirs(),
 		own:     own,
-		offers:  offer,
 	}
 	s.forked = sync.NewCond(&s.mu)
 	var err error
 	if s.forker, err = newForker(confine); err != nil {
-		return err
-	}
-	proc, err := openProc()
-	if err != nil {
 		return err
 	}
 	// Before the answer to the launcher: without room for threads the sandbox is not created, instead
@@ -330,27 +332,22 @@ func catchSignals() error {
 	return nil
 }
 
-// openProc opens /proc once and for all. Later a process with CAP_SYS_ADMIN may have mounted
-// another file system there.
-func openProc() (int, error) {
-	fd, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, fmt.Errorf("open /proc: %w", err)
-	}
+// checkProc refuses another file than a procfs of this PID namespace. One of another namespace
+// would show foreign processes under these pids.
+func checkProc(fd int) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil {
-		return -1, fmt.Errorf("look at /proc: %w", err)
+		return err
 	}
 	if st.Type != unix.PROC_SUPER_MAGIC {
-		return -1, errors.New("look at /proc: it is not a proc file system")
+		return errors.New("it is not a proc file system")
 	}
-	// A proc of another PID namespace would show foreign processes under these pids.
 	var buf [16]byte
 	n, err := unix.Readlinkat(fd, "self", buf[:])
 	if err != nil || string(buf[:n]) != strconv.Itoa(os.Getpid()) {
-		return -1, errors.New("look at /proc: it shows another PID namespace")
+		return errors.New("it shows another PID namespace")
 	}
-	return fd, nil
+	return nil
 }
 
 // closeOthers closes inherited descriptors except the standard streams and the listening socket
