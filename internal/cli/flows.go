@@ -111,5 +111,14 @@ func flowLine(f *api.Flow) string {
 	if f.Reason != "" {
 		words = append(words, "("+f.Reason+")")
 	}
+	if p := f.Process; p != nil {
+		words = append(words, fmt.Sprintf("by %s[%d]", p.Name, p.PID))
+		if p.Exec != "" {
+			words = append(words, "exec "+p.Exec)
+		}
+		if p.Sandbox != "" {
+			words = append(words, "sandbox "+p.Sandbox)
+		}
+	}
 	return cmdline.Printable(strings.Join(words, " "))
 }
