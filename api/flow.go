@@ -39,8 +39,22 @@ type Flow struct {
 	Out        int64   `json:"out,omitempty"`    // bytes from the sandbox
 	In         int64   `json:"in,omitempty"`     // bytes to the sandbox
 	DurationMS float64 `json:"duration_ms"`
+	// Process is the program's process, where it was found out. Of a peer there is none.
+	Process *FlowProcess `json:"process,omitempty"`
 	// Lost is the number of entries before this one that were dropped because too many came at once.
 	Lost uint64 `json:"lost,omitempty"`
 
 	Error *Problem `json:"error,omitempty"` // of a last line: the daemon stops
+}
+
+// FlowProcess is the process that had the socket of a flow when it began, or was refused. The
+// sandbox is the source: a hostile program can have another one appear here. It is looked for at
+// most some times a second, and after a short connection it may be gone.
+type FlowProcess struct {
+	PID  int    `json:"pid"`  // in its sandbox
+	Name string `json:"name"` // the kernel's name for it
+	// Exec is the id of the exec that has started it; empty if the exec had ended.
+	Exec string `json:"exec,omitempty"`
+	// Sandbox is the id of the sandbox that it is in, where that shares the network of another one.
+	Sandbox string `json:"sandbox,omitempty"`
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/osthread"
 )
 
-// Namespace is a network namespace and the sockets in it. The caller owns the four files. The
+// Namespace is a network namespace and the sockets in it. The caller owns the files. The
 // namespace lives as long as any of them is open, in this process or another, or a process is in
 // it.
 type Namespace struct {
@@ -31,12 +31,14 @@ type Namespace struct {
 	DNS *os.File
 	// DNSTCP is like Stream, for port 53.
 	DNSTCP *os.File
+	// Diag is a netlink socket for [Inode]; nil where the kernel does not tell of sockets.
+	Diag *os.File
 }
 
-// Close closes the four files.
+// Close closes the files.
 func (n *Namespace) Close() error {
 	var errs []error
-	for _, f := range []*os.File{n.Stream, n.DNS, n.DNSTCP, n.NS} {
+	for _, f := range []*os.File{n.Stream, n.DNS, n.DNSTCP, n.Diag, n.NS} {
 		if f != nil {
 			errs = append(errs, f.Close())
 		}
@@ -95,6 +97,9 @@ func (n *Namespace) make(p plan) (err error) {
 	}
 	if n.DNS, err = receive(int(p.dns)); err != nil {
 		return fmt.Errorf("open DNS socket: %w", err)
+	}
+	if n.Diag, err = diag(); err != nil {
+		return fmt.Errorf("open socket for questions about sockets: %w", err)
 	}
 	if err := errors.Join(p.verify(), n.verifySockets()); err != nil {
 		return fmt.Errorf("verify: %w", err)

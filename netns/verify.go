@@ -341,6 +341,51 @@ func (n *Namespace) verifySockets() error {
 			return fmt.Errorf("%s socket on port %d: %w", s.file.Name(), s.port[0], err)
 		}
 	}
+	if n.Diag != nil {
+		if err := verifyDiag(n.Diag, &ns); err != nil {
+			return fmt.Errorf("socket for questions about sockets: %w", err)
+		}
+	}
+	return nil
+}
+
+// verifyDiag asks the kernel for what Inode relies on, and that the socket is good for no rules.
+func verifyDiag(file *os.File, ns *unix.Stat_t) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		failed = func() error {
+			for _, o := range []struct{ option, want int }{{unix.SO_DOMAIN, unix.AF_NETLINK}, {unix.SO_PROTOCOL, unix.NETLINK_SOCK_DIAG}} {
+				got, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, o.option)
+				if err != nil {
+					return os.NewSyscallError("getsockopt", err)
+				}
+				if got != o.want {
+					return fmt.Errorf("option %d is %d, not %d", o.option, got, o.want)
+				}
+			}
+			return isIn(int(fd), ns)
+		}()
+	})
+	return errors.Join(err, failed)
+}
+
+// isIn reports a socket that is in another namespace.
+func isIn(socket int, ns *unix.Stat_t) error {
+	its, err := unix.IoctlRetInt(socket, unix.SIOCGSKNS)
+	if err != nil {
+		return fmt.Errorf("ask for its namespace: %w", err)
+	}
+	var st unix.Stat_t
+	if err := errors.Join(unix.Fstat(its, &st), unix.Close(its)); err != nil {
+		return fmt.Errorf("stat its namespace: %w", err)
+	}
+	if st.Ino != ns.Ino || st.Dev != ns.Dev {
+		return errors.New("is in another namespace")
+	}
 	return nil
 }
 
@@ -382,18 +427,7 @@ func verifySocket(file *os.File, kind int, ports []int, ns *unix.Stat_t) error {
 					return fmt.Errorf("option %d of level %d is %d, not %d", o.option, o.level, got, o.want)
 				}
 			}
-			its, err := unix.IoctlRetInt(s, unix.SIOCGSKNS)
-			if err != nil {
-				return fmt.Errorf("ask for its namespace: %w", err)
-			}
-			var st unix.Stat_t
-			if err := errors.Join(unix.Fstat(its, &st), unix.Close(its)); err != nil {
-				return fmt.Errorf("stat its namespace: %w", err)
-			}
-			if st.Ino != ns.Ino || st.Dev != ns.Dev {
-				return errors.New("is in another namespace")
-			}
-			return nil
+			return isIn(s, ns)
 		}()
 	})
 	return errors.Join(err, failed)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Files that another process sends are taken for a namespace only if they are one of ours.
@@ -23,19 +25,27 @@ func TestVerifyOfReceivedFiles(t *testing.T) {
 		return f
 	}
 	null := open(os.DevNull)
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	routes := os.NewFile(uintptr(fd), "routes")
+	t.Cleanup(func() { _ = routes.Close() })
 	for name, tc := range map[string]struct {
 		n    Namespace
 		want string
 	}{
 		"whole":         {*n, ""},
-		"no namespace":  {Namespace{null, n.Stream, n.DNS, n.DNSTCP}, "ask for its kind"},
-		"another kind":  {Namespace{open("/proc/self/ns/uts"), n.Stream, n.DNS, n.DNSTCP}, "its kind is"},
-		"our own":       {Namespace{open("/proc/self/ns/net"), n.Stream, n.DNS, n.DNSTCP}, "our own"},
-		"a foreign one": {Namespace{foreign(t), n.Stream, n.DNS, n.DNSTCP}, "another user namespace"},
-		"other sockets": {Namespace{n.NS, other.Stream, n.DNS, n.DNSTCP}, "another namespace"},
-		"swapped":       {Namespace{n.NS, n.DNSTCP, n.DNS, n.Stream}, "is bound to"},
-		"no sockets":    {Namespace{n.NS, n.Stream, null, n.DNSTCP}, "getsockname"},
-		"a listener":    {Namespace{n.NS, n.Stream, n.Stream, n.DNSTCP}, "option 3 of level 1"},
+		"no namespace":  {Namespace{null, n.Stream, n.DNS, n.DNSTCP, n.Diag}, "ask for its kind"},
+		"another kind":  {Namespace{open("/proc/self/ns/uts"), n.Stream, n.DNS, n.DNSTCP, n.Diag}, "its kind is"},
+		"our own":       {Namespace{open("/proc/self/ns/net"), n.Stream, n.DNS, n.DNSTCP, n.Diag}, "our own"},
+		"a foreign one": {Namespace{foreign(t), n.Stream, n.DNS, n.DNSTCP, n.Diag}, "another user namespace"},
+		"other sockets": {Namespace{n.NS, other.Stream, n.DNS, n.DNSTCP, n.Diag}, "another namespace"},
+		"swapped":       {Namespace{n.NS, n.DNSTCP, n.DNS, n.Stream, n.Diag}, "is bound to"},
+		"no sockets":    {Namespace{n.NS, n.Stream, null, n.DNSTCP, n.Diag}, "getsockname"},
+		"a listener":    {Namespace{n.NS, n.Stream, n.Stream, n.DNSTCP, n.Diag}, "option 3 of level 1"},
+		"other answers": {Namespace{n.NS, n.Stream, n.DNS, n.DNSTCP, other.Diag}, "another namespace"},
+		"other netlink": {Namespace{n.NS, n.Stream, n.DNS, n.DNSTCP, routes}, "option 38 is 0, not 4"},
 	} {
 		err := tc.n.Verify()
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {

@@ -107,9 +107,13 @@ type Networker interface {
 	// sandbox until the last copy is closed.
 	NetworkSockets(ctx context.Context, id string) (*NetworkSockets, error)
 	// NetworkSocket makes a socket inside the sandbox's namespace, of network "tcp" or "udp", for one
-	// netns.Connect to a server there. The caller closes it.
+	// netns.Connect to a server there. For [SocketDiag] it returns a copy of the namespace's one socket
+	// for netns.Inode, or fails with ErrUnenforceable. The caller closes it.
 	NetworkSocket(ctx context.Context, id, network string) (*os.File, error)
 }
+
+// SocketDiag is the network of the socket that tells of other sockets.
+const SocketDiag = "diag"
 
 // NetworkSockets are the host's side of a sandbox's network; package netns says what each receives.
 // The caller closes them.

@@ -40,3 +40,15 @@ func (s *Supervisor) isShared(owner *sandbox) bool {
 	}
 	return false
 }
+
+// Sharing returns the ids of the running sandboxes that share the network of another one.
+func (s *Supervisor) Sharing(id string) (ids []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sb := range s.byID {
+		if sb.rec.Network.Mode == api.NetworkSandbox && sb.rec.Network.Sandbox == id && sb.phase.live() {
+			ids = append(ids, sb.rec.ID)
+		}
+	}
+	return ids
+}

@@ -19,6 +19,7 @@ type Lease struct {
 	sb   *sandbox
 	life *life
 	once sync.Once
+	peek bool // it is no use of the sandbox
 }
 
 // Begin takes a lease on the sandbox with this id or name. It fails with ErrState unless the
@@ -28,6 +29,24 @@ func (s *Supervisor) Begin(ref string) (*Lease, error) { return s.beginLease(ref
 // Rejoin takes a lease for a use that began before the sandbox was paused, or with another
 // supervisor: also of a paused sandbox.
 func (s *Supervisor) Rejoin(ref string) (*Lease, error) { return s.beginLease(ref, s.alive) }
+
+// Peek returns a lease that is no use of the sandbox: it does not keep the sandbox from being idle,
+// and the idle time does not begin anew with its end.
+func (s *Supervisor) Peek(ref string) (*Lease, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrClosed
+	}
+	sb, err := s.usable(ref)
+	if err != nil {
+		return nil, err
+	}
+	l := s.lease(sb)
+	l.peek = true
+	sb.leases--
+	return l, nil
+}
 
 func (s *Supervisor) beginLease(ref string, find func(ref string) (*sandbox, error)) (*Lease, error) {
 	s.mu.Lock()
@@ -50,6 +69,9 @@ func (s *Supervisor) lease(sb *sandbox) *Lease {
 
 // End gives the lease back; the idle time counts from the last End. A second call does nothing.
 func (l *Lease) End() {
+	if l.peek {
+		return
+	}
 	l.once.Do(func() {
 		l.s.mu.Lock()
 		defer l.s.mu.Unlock()

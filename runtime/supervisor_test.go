@@ -387,6 +387,34 @@ func TestIdleTimeoutWaitsForTheLastLease(t *testing.T) {
 	}
 }
 
+// A look at a sandbox is no use of it: it neither keeps the sandbox from being idle, nor begins the
+// idle time anew.
+func TestPeekIsNoUse(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	rec := create(t, s, request(""))
+	const idle = 40 * time.Second
+	idlesAfter(t, s, rec.ID, idle)
+	b.advance(s, idle-1)
+	ended, err := s.Peek(rec.ID)
+	if err != nil || ended.Socket == "" {
+		t.Fatalf("%+v, %v", ended, err)
+	}
+	ended.End()
+	open, err := s.Peek(rec.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.End()
+	b.advance(s, 1)
+	if got := waitEnded(t, s, rec.ID); got.Reason != "idle for 40s" {
+		t.Errorf("it has ended: %s", got.Reason)
+	}
+	if _, err := s.Peek(rec.ID); !errors.Is(err, runtime.ErrState) {
+		t.Errorf("of one that has ended: %v", err)
+	}
+}
+
 // idlesAfter changes a sandbox's idle timeout.
 func idlesAfter(t *testing.T, s *runtime.Supervisor, id string, idle time.Duration) {
 	t.Helper()

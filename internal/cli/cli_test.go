@@ -149,6 +149,11 @@ func TestCommands(t *testing.T) {
 				return cmp.Diff(api.Network{Mode: api.NetworkFull}, f.Creates[0].Network) + cmp.Diff([]string{`stop {"grace":0}`}, f.Updates) + f.Left()
 			},
 		},
+		{name: "flows with their processes", args: "flows sb1", setup: flowing, stdout: has("443 (151.101.0.223) by pip", "[7] exec x1 sandbox guest\n"), stderr: has("2 flows before this")},
+		{name: "flows of an exec", args: "flows --exec x1 --json sb1", setup: flowing, stdout: func(s string) bool {
+			return strings.Count(s, "\n") == 1 && strings.Contains(s, `"exec":"x1"`)
+		}},
+		{name: "flows of no exec", args: "flows --exec x2 sb1", setup: flowing, stdout: none},
 		{name: "run --learn of another network", args: "run --learn --network egress:npm -- echo", setup: someFlows, stderr: has("- allow: pypi.org"), check: func(f *cmdtest.Daemon) string {
 			return cmp.Diff(api.NetworkEgress, f.Creates[0].Network.Mode)
 		}},
@@ -409,10 +414,15 @@ func publishing(f *cmdtest.Daemon) {
 	}
 }
 
+func flowing(f *cmdtest.Daemon) {
+	oneSandbox(f)
+	someFlows(f)
+}
+
 func someFlows(f *cmdtest.Daemon) {
 	f.Flows = []api.Flow{
 		{Kind: api.FlowQuery, Protocol: "dns", Name: "pypi.org", Port: 53, Method: "A", Allow: true},
-		{Kind: api.FlowConnection, Protocol: "tls", Name: "pypi.org", Address: "151.101.0.223", Port: 443, Allow: true, Lost: 2},
+		{Kind: api.FlowConnection, Protocol: "tls", Name: "pypi.org", Address: "151.101.0.223", Port: 443, Allow: true, Lost: 2, Process: &api.FlowProcess{PID: 7, Name: "pip\x1b", Exec: "x1", Sandbox: "guest"}},
 		{Kind: api.FlowConnection, Protocol: "tls", Name: "other.example.com", Address: "151.101.0.224", Port: 443},
 	}
 }

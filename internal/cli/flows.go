@@ -21,6 +21,7 @@ type flowsOptions struct {
 	follow  bool
 	tail    int
 	refused bool
+	exec    string
 	json    bool
 }
 
@@ -30,10 +31,11 @@ func newFlows(d deps) *cobra.Command {
 		Use:   "flows [flags] SANDBOX",
 		Short: "Print the record of a sandbox's network",
 		Long: `Print each connection, HTTP request and DNS question of a sandbox, and each refusal
-with its reason. A connection is printed when it has ended. About the last 2 MiB
-are kept, until the sandbox is deleted.`,
+with its reason, and its process where that is known. A connection is printed when
+it has ended. About the last 2 MiB are kept, until the sandbox is deleted.`,
 		Example: `  sandboxd flows -f work
   sandboxd flows --refused work
+  sandboxd flows --exec geqh5ngzciwm work
   sandboxd flows --json work > flows.jsonl`,
 		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runFlows(cmd.Context(), args[0], opts, d) },
@@ -47,6 +49,7 @@ func (o *flowsOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVarP(&o.follow, "follow", "f", false, "go on until the sandbox ends")
 	f.IntVarP(&o.tail, "tail", "n", -1, "print only so many `flows` from the end (default all)")
 	f.BoolVar(&o.refused, "refused", false, "print only refusals")
+	f.StringVar(&o.exec, "exec", "", "print only flows that are known to be of this `exec`")
 	f.BoolVar(&o.json, "json", false, "print the flows as JSON, one a line")
 }
 
@@ -56,7 +59,7 @@ func runFlows(ctx context.Context, id string, opts flowsOptions, d deps) error {
 	lines := json.NewEncoder(d.Stdout)
 	return c.Flows(ctx, id, opts.follow, opts.tail, func(f api.Flow) error {
 		switch {
-		case opts.refused && f.Allow:
+		case opts.refused && f.Allow, opts.exec != "" && (f.Process == nil || f.Process.Exec != opts.exec):
 			return nil
 		case opts.json:
 			return lines.Encode(f) //nolint:gosec // G117: it has a secret's name
@@ -110,6 +113,15 @@ func flowLine(f *api.Flow) string {
 	}
 	if f.Reason != "" {
 		words = append(words, "("+f.Reason+")")
+	}
+	if p := f.Process; p != nil {
+		words = append(words, fmt.Sprintf("by %s[%d]", p.Name, p.PID))
+		if p.Exec != "" {
+			words = append(words, "exec "+p.Exec)
+		}
+		if p.Sandbox != "" {
+			words = append(words, "sandbox "+p.Sandbox)
+		}
 	}
 	return cmdline.Printable(strings.Join(words, " "))
 }

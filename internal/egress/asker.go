@@ -17,8 +17,8 @@ import (
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
-// maxAsks bounds the names that one network asks for at a time, also the connections to peers, and
-// those to sockets. Further ones wait for the replies.
+// maxAsks bounds the names that one network asks for at a time, also the connections to peers, those
+// to sockets, and the processes. Further ones wait for the replies.
 const maxAsks = 32
 
 // An asker sends asks of the gateway's networks to the daemon and hands the replies to the waiting
@@ -230,6 +230,24 @@ func (a *asker) dialSocket(id string) func(context.Context, uint16) (*net.UnixCo
 			return nil, errors.New(r.Error)
 		}
 		return connection[*net.UnixConn](r.file)
+	}
+}
+
+// process returns what finds the processes of a network's flows. Where too many asks are under way
+// already, it finds none.
+func (a *asker) process(id string) func(context.Context, gateway.Ends) *gateway.Process {
+	slots := make(chan struct{}, maxAsks)
+	return func(ctx context.Context, of gateway.Ends) *gateway.Process {
+		select {
+		case slots <- struct{}{}:
+		default:
+			return nil
+		}
+		r, err := a.ask(ctx, ask{Network: id, Process: &ends{of.Protocol, of.Program, of.Server}}, func() { <-slots })
+		if err != nil || r.Process == nil {
+			return nil
+		}
+		return (*gateway.Process)(r.Process)
 	}
 }
 

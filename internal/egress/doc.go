@@ -21,7 +21,8 @@
 //
 // and through the socket for asks
 //
-//	│◄────────────────── {"number":1,"name":"web"} ── │  at any time: a name, or an address or a socket to connect to
+//	│◄────────────────── {"number":1,"name":"web"} ── │  at any time: a name, an address or a socket to connect to, or the
+//	│                                                 │  ends of a flow whose process is wanted
 //	│ {"number":1,"peer":{…}} + the connection ─────► │  to each ask, in any order
 //
 // Neither side trusts the other. Packets have one bounded JSON value without unknown fields. A

@@ -51,7 +51,10 @@ type Config struct {
 	// socket, within a bounded time. The gateway may have been taken over: the policy is the caller's
 	// own copy. Nil: there are no such services.
 	DialSocket func(ctx context.Context, network string, port uint16) (*net.UnixConn, error)
-	Log        *slog.Logger
+	// Process finds the process of a network's sandbox that has the program's end of a connection or
+	// datagram, within a bounded time; nil if it is not known. Nil finds none.
+	Process func(ctx context.Context, network string, of gateway.Ends) *gateway.Process
+	Log     *slog.Logger
 
 	time clock // zero stands for the host's
 }

@@ -23,9 +23,9 @@ type Peers struct {
 }
 
 // mostAsks bounds the asks of one network that are under way: maxAsks for names, as many for
-// connections, and as many for sockets of the host. It is doubled for a network that replaces one
+// connections, as many for sockets of the host, and as many for processes. It is doubled for a network that replaces one
 // with the same ID whose asks are not answered yet.
-const mostAsks = 6 * maxAsks
+const mostAsks = 8 * maxAsks
 
 // asked replies to an ask of a gateway process. It returns an error for an ask that only a process
 // that was taken over sends. An ask for a network that is not served gets nothing: the answer to a
@@ -84,6 +84,12 @@ type conveyed interface {
 // reply returns the reply to an ask. The connection is nil if there is none.
 func (g *Gateway) reply(ctx context.Context, a *ask) (conveyed, reply) {
 	r := reply{Number: a.Number}
+	if a.Process != nil {
+		if g.cfg.Process != nil {
+			r.Process = holderOf(g.cfg.Process(ctx, a.Network, gateway.Ends{Protocol: a.Process.Protocol, Program: a.Process.Program, Server: a.Process.Server}))
+		}
+		return nil, r
+	}
 	if a.Socket != 0 {
 		return g.replySocket(ctx, a, r)
 	}

@@ -132,33 +132,41 @@ func TestAsksOfATakenOverGateway(t *testing.T) {
 // An ask that no gateway of ours sends ends it, before the daemon does anything for it.
 func TestHostileAsks(t *testing.T) {
 	for name, packet := range map[string]string{
-		"no network":          `{"number":1,"name":"web"}`,
-		"nothing":             `{"number":1,"network":"a"}`,
-		"both":                `{"number":1,"network":"a","name":"web","dial":"198.18.3.4:80"}`,
-		"two kinds":           `{"number":1,"network":"a","name":"web"},"answer":{"number":1}`,
-		"case":                `{"number":1,"network":"a","name":"WEB"}`,
-		"a trailing dot":      `{"number":1,"network":"a","name":"web."}`,
-		"a number":            `{"number":1,"network":"a","name":"127.0.0.1"}`,
-		"a long name":         `{"number":1,"network":"a","name":"` + strings.Repeat("a.", 127) + `a"}`,
-		"loopback":            `{"number":1,"network":"a","dial":"127.0.0.1:80"}`,
-		"below the range":     `{"number":1,"network":"a","dial":"198.17.255.255:80"}`,
-		"above the range":     `{"number":1,"network":"a","dial":"198.20.0.0:80"}`,
-		"a mapped address":    `{"number":1,"network":"a","dial":"[::ffff:198.18.3.4]:80"}`,
-		"no port":             `{"number":1,"network":"a","dial":"198.18.3.4:0"}`,
-		"a port too large":    `{"number":1,"network":"a","dial":"198.18.3.4:65536"}`,
-		"an address alone":    `{"number":1,"network":"a","dial":"198.18.3.4"}`,
-		"a zone":              `{"number":1,"network":"a","dial":"[fe80::1%lo]:80"}`,
-		"a socket and a name": `{"number":1,"network":"a","name":"web","socket":80}`,
-		"a socket and a dial": `{"number":1,"network":"a","dial":"198.18.3.4:80","socket":80}`,
-		"a socket's path":     `{"number":1,"network":"a","socket":"/run/docker.sock"}`,
-		"a socket's port":     `{"number":1,"network":"a","socket":65536}`,
-		"an unknown field":    `{"number":1,"network":"a","name":"web","port":80}`,
-		"a negative number":   `{"number":-1,"network":"a","name":"web"}`,
+		"no network":           `{"number":1,"name":"web"}`,
+		"nothing":              `{"number":1,"network":"a"}`,
+		"both":                 `{"number":1,"network":"a","name":"web","dial":"198.18.3.4:80"}`,
+		"two kinds":            `{"number":1,"network":"a","name":"web"},"answer":{"number":1}`,
+		"case":                 `{"number":1,"network":"a","name":"WEB"}`,
+		"a trailing dot":       `{"number":1,"network":"a","name":"web."}`,
+		"a number":             `{"number":1,"network":"a","name":"127.0.0.1"}`,
+		"a long name":          `{"number":1,"network":"a","name":"` + strings.Repeat("a.", 127) + `a"}`,
+		"loopback":             `{"number":1,"network":"a","dial":"127.0.0.1:80"}`,
+		"below the range":      `{"number":1,"network":"a","dial":"198.17.255.255:80"}`,
+		"above the range":      `{"number":1,"network":"a","dial":"198.20.0.0:80"}`,
+		"a mapped address":     `{"number":1,"network":"a","dial":"[::ffff:198.18.3.4]:80"}`,
+		"no port":              `{"number":1,"network":"a","dial":"198.18.3.4:0"}`,
+		"a port too large":     `{"number":1,"network":"a","dial":"198.18.3.4:65536"}`,
+		"an address alone":     `{"number":1,"network":"a","dial":"198.18.3.4"}`,
+		"a zone":               `{"number":1,"network":"a","dial":"[fe80::1%lo]:80"}`,
+		"a socket and a name":  `{"number":1,"network":"a","name":"web","socket":80}`,
+		"a socket and a dial":  `{"number":1,"network":"a","dial":"198.18.3.4:80","socket":80}`,
+		"a socket's path":      `{"number":1,"network":"a","socket":"/run/docker.sock"}`,
+		"a socket's port":      `{"number":1,"network":"a","socket":65536}`,
+		"a process and a name": `{"number":1,"network":"a","name":"web","process":{"protocol":"tcp","program":"192.0.2.1:4000","server":"10.0.0.1:80"}}`,
+		"a process's protocol": `{"number":1,"network":"a","process":{"protocol":"unix","program":"192.0.2.1:4000","server":"10.0.0.1:80"}}`,
+		"a process's end":      `{"number":1,"network":"a","process":{"protocol":"tcp","program":"192.0.2.1:4000"}}`,
+		"a process's zone":     `{"number":1,"network":"a","process":{"protocol":"tcp","program":"[fe80::1%lo]:4000","server":"10.0.0.1:80"}}`,
+		"an unknown field":     `{"number":1,"network":"a","name":"web","port":80}`,
+		"a negative number":    `{"number":-1,"network":"a","name":"web"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			asks := make(chan string, 100)
 			turn := make(chan struct{})
-			g, s := performFor(t, Config{Events: func(gateway.Event) {}, Peers: onlyWeb(t, asks)}, func(p *player) {
+			process := func(context.Context, string, gateway.Ends) *gateway.Process {
+				asks <- "a process"
+				return nil
+			}
+			g, s := performFor(t, Config{Events: func(gateway.Event) {}, Peers: onlyWeb(t, asks), Process: process}, func(p *player) {
 				p.say(greeting)
 				r, err := p.hear()
 				if err != nil {

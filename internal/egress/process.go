@@ -249,7 +249,7 @@ func (p *process) add(a *add, files []*os.File) error {
 	}
 	n := gateway.New(gateway.Options{
 		ID: a.ID, Policy: parsed, Budget: a.Budget, Spent: a.Spent, CA: authority, Roots: p.roots, Secrets: placed, Quarantined: a.Quarantined, IPv6: hasIPv6(), Lookup: p.resolver.lookup, Pool: p.pool,
-		Peers: p.asker.peers(a.ID, a.Networks), DialSocket: p.asker.dialSocket(a.ID),
+		Peers: p.asker.peers(a.ID, a.Networks), DialSocket: p.asker.dialSocket(a.ID), Process: p.asker.process(a.ID),
 		Record: p.sendEvents,
 	})
 	p.networks[a.ID] = serveNetwork(n, s)

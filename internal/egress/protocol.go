@@ -32,14 +32,16 @@ const (
 	// MaxPolicy is the longest policy document, in bytes: it fits into one packet.
 	MaxPolicy = 64 << 10
 
-	maxID     = 128
-	maxError  = 1024
-	maxName   = 253
-	maxMethod = 64
-	maxPath   = 1024
-	maxRule   = 256
-	maxReason = 512
-	maxNotes  = 8 // missing restrictions of a hello
+	maxID      = 128
+	maxError   = 1024
+	maxName    = 253
+	maxMethod  = 64
+	maxPath    = 1024
+	maxRule    = 256
+	maxReason  = 512
+	maxProcess = 64 // name of a process, and the ids beside it
+	maxPID     = 1 << 22
+	maxNotes   = 8 // missing restrictions of a hello
 
 	// MaxJoined is the maximum number of named networks that one sandbox joins.
 	MaxJoined = 8
@@ -104,7 +106,9 @@ type reply struct {
 	Number uint64 `json:"number"`           // of the ask
 	Peer   *peer  `json:"peer,omitempty"`   // nil if there is none, a bound refuses, or the ask was for a socket
 	Socket bool   `json:"socket,omitempty"` // the file is a connection to a socket of the host
-	Error  string `json:"error,omitempty"`
+	// Process is the one that was asked for; nil if it is not known.
+	Process *holder `json:"process,omitempty"`
+	Error   string  `json:"error,omitempty"`
 }
 
 // peer is a [gateway.Peer] on the wire.
@@ -114,6 +118,37 @@ type peer struct {
 	Addr    netip.Addr `json:"addr"`
 }
 
+// holder is a [gateway.Process] on the wire.
+type holder struct {
+	PID     int    `json:"pid"`
+	Name    string `json:"name"`
+	Exec    string `json:"exec,omitempty"`
+	Sandbox string `json:"sandbox,omitempty"`
+}
+
+// check reports a process that no daemon and no gateway of ours sends.
+func (h *holder) check() error {
+	if h.PID < 1 || h.PID > maxPID || !isClean(h.Name, maxProcess) || !isClean(h.Exec, maxProcess) || !isClean(h.Sandbox, maxProcess) {
+		return errors.New("malformed process")
+	}
+	return nil
+}
+
+// holderOf returns the wire's form of a process, within the bounds of check.
+func holderOf(p *gateway.Process) *holder {
+	if p == nil {
+		return nil
+	}
+	return &holder{min(max(1, p.PID), maxPID), clean(p.Name, maxProcess), clean(p.Exec, maxProcess), clean(p.Sandbox, maxProcess)}
+}
+
+// ends are [gateway.Ends] on the wire.
+type ends struct {
+	Protocol string         `json:"protocol"`
+	Program  netip.AddrPort `json:"program"`
+	Server   netip.AddrPort `json:"server"`
+}
+
 // A message is a packet from the gateway. One of its pointers is set, or there are events.
 type message struct {
 	Hello  *hello  `json:"hello,omitempty"`
@@ -121,15 +156,17 @@ type message struct {
 	Events []event `json:"events,omitempty"`
 }
 
-// ask asks the daemon for the peer with a name, for a connection to the one with an address, or for
-// a connection to the service of the host with a port that the policy has at a Unix socket. It goes
-// through a socket of its own, where it waits behind no event.
+// ask asks the daemon for the peer with a name, for a connection to the one with an address, for a
+// connection to the service of the host with a port that the policy has at a Unix socket, or for the
+// process that has an end of a connection. It goes through a socket of its own, where it waits behind
+// no event.
 type ask struct {
 	Number  uint64         `json:"number"`  // of the reply; counts up
 	Network string         `json:"network"` // id of the network that asks
 	Name    string         `json:"name,omitempty"`
 	Dial    netip.AddrPort `json:"dial,omitzero"`
 	Socket  uint16         `json:"socket,omitempty"` // port of the service
+	Process *ends          `json:"process,omitempty"`
 }
 
 // hello is the first message, sent when the gateway is confined.
@@ -164,6 +201,7 @@ type event struct {
 	Out      int64        `json:"out,omitempty"`
 	In       int64        `json:"in,omitempty"`
 	Lost     uint64       `json:"lost,omitempty"`
+	Process  *holder      `json:"process,omitempty"`
 
 	Spent *gateway.Spent `json:"spent,omitempty"`
 }
@@ -175,6 +213,7 @@ func toWire(e gateway.Event) *event {
 		Protocol: e.Protocol, Name: wellFormed(e.Name), Secret: clean(e.Secret, maxRule), Addr: e.Addr.WithZone(""), Port: e.Port,
 		Method: clean(e.Method, maxMethod), Path: clean(e.Path, maxPath), Status: min(max(0, e.Status), maxStatus), Allow: e.Allow,
 		Rule: clean(e.Rule, maxRule), Reason: clean(e.Reason, maxReason), Out: max(0, e.Out), In: max(0, e.In), Lost: e.Lost, Spent: e.Spent,
+		Process: holderOf(e.Process),
 	}
 }
 
@@ -276,7 +315,11 @@ func (e *event) event() (gateway.Event, error) {
 	if e.Spent != nil && !plausible(e.Spent, gateway.MaxFresh, gateway.MaxRuleSpent) {
 		return bad("use of the budget")
 	}
+	if e.Process != nil && e.Process.check() != nil {
+		return bad("process")
+	}
 	return gateway.Event{
+		Process: (*gateway.Process)(e.Process),
 		Network: e.Network, Kind: e.Kind, Time: time.Unix(0, e.Time), Duration: time.Duration(e.Duration), Protocol: e.Protocol, Name: e.Name, Addr: e.Addr, Port: e.Port,
 		Method: e.Method, Path: e.Path, Status: e.Status, Allow: e.Allow, Rule: e.Rule, Secret: e.Secret, Reason: e.Reason, Out: e.Out, In: e.In, Lost: e.Lost, Spent: e.Spent,
 	}, nil
@@ -340,6 +383,12 @@ func (a *ask) check() error {
 	if err := checkID(a.Network); err != nil {
 		return fmt.Errorf("malformed ask: %w", err)
 	}
+	if p := a.Process; p != nil {
+		if p.Protocol != "tcp" && p.Protocol != "udp" || !isEnd(p.Program) || !isEnd(p.Server) || a.Name != "" || a.Dial != (netip.AddrPort{}) || a.Socket != 0 {
+			return errors.New("malformed ask")
+		}
+		return nil
+	}
 	if a.Name != "" {
 		if name, err := policy.ParseName(a.Name); err != nil || name.String() != a.Name || a.Dial != (netip.AddrPort{}) || a.Socket != 0 {
 			return errors.New("malformed ask")
@@ -358,9 +407,17 @@ func (a *ask) check() error {
 	return nil
 }
 
+// isEnd reports whether an address is one of a socket.
+func isEnd(a netip.AddrPort) bool { return a.IsValid() && a.Addr().Zone() == "" }
+
 // check reports a reply that no daemon of ours sends.
 func (r *reply) check(files int) error {
+	if r.Process != nil && (files > 0 || r.Peer != nil || r.Socket || r.Error != "") {
+		return errors.New("malformed reply")
+	}
 	switch {
+	case r.Process != nil:
+		return r.Process.check()
 	case files > 1, files == 1 && (r.Peer == nil && !r.Socket || r.Error != ""), r.Socket && (r.Peer != nil || files == 0), !isClean(r.Error, maxError):
 		return errors.New("malformed reply")
 	case r.Peer != nil && (!isClean(r.Peer.Name, maxName) || !isClean(r.Peer.Network, maxLabel) || !policy.PeerAddresses.Contains(r.Peer.Addr)):

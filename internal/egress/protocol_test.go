@@ -30,6 +30,7 @@ func FuzzEvent(f *testing.F) {
 		e := gateway.Event{
 			Network: "box", Kind: gateway.Request, Time: time.Unix(0, n), Duration: time.Duration(n), Protocol: "http", Name: parsed.String(), Addr: a, Port: port,
 			Method: method, Path: path, Status: status, Rule: rule, Reason: reason, Out: n, In: n, Lost: uint64(n),
+			Process: &gateway.Process{PID: status, Name: path, Exec: rule, Sandbox: reason},
 		}
 		const sent = 40
 		received := 0
@@ -63,6 +64,7 @@ func FuzzMessage(f *testing.F) {
 	for _, s := range []string{
 		`{"hello":{"landlock":6,"networks":40}}`, `{"answer":{"number":1,"error":"x"}}`, `{}`, `{"answer":{"number":1},"hello":{"landlock":1}}`,
 		`{"events":[{"network":"box","kind":"connection","time":1,"duration":2,"protocol":"tcp","addr":"1.2.3.4"}]}`,
+		`{"events":[{"network":"box","kind":"connection","protocol":"tcp","addr":"1.2.3.4","process":{"pid":7,"name":"curl","exec":"x"}}]}`,
 		`{"events":[{"network":"box","kind":"connection","protocol":"tcp","addr":"fe80::1%eth0"}]}`, `{"events":[]}`, `{"answer":{"number":1}} {}`, `[`, `{"more":1}`,
 	} {
 		f.Add([]byte(s))
@@ -77,7 +79,14 @@ func FuzzMessage(f *testing.F) {
 			if err != nil {
 				return
 			}
-			for _, s := range []string{e.Name, e.Method, e.Path, e.Rule, e.Reason} {
+			texts := []string{e.Name, e.Method, e.Path, e.Rule, e.Reason}
+			if p := e.Process; p != nil {
+				texts = append(texts, p.Name, p.Exec, p.Sandbox)
+				if p.PID < 1 {
+					t.Errorf("%+v", p)
+				}
+			}
+			for _, s := range texts {
 				if len(s) > maxPath || !utf8.ValidString(s) || strings.ContainsAny(s, "\x00\x1b\n") {
 					t.Errorf("%+v", e)
 				}
@@ -98,6 +107,7 @@ func FuzzAsk(f *testing.F) {
 		`{"number":1,"network":"box","name":"web"}`, `{"number":2,"network":"box","dial":"198.18.0.7:80"}`,
 		`{"number":3,"network":"box","name":"web","dial":"198.18.0.7:80"}`, `{"number":-1,"network":"box","dial":"[::ffff:198.18.0.7]:80"}`, `{"number":1}`, `{"more":1}`, `[`,
 		`{"number":1,"network":"box","socket":80}`, `{"number":1,"network":"box","socket":80,"name":"web"}`,
+		`{"number":1,"network":"box","process":{"protocol":"tcp","program":"192.0.2.1:4000","server":"10.0.0.1:80"}}`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -109,7 +119,7 @@ func FuzzAsk(f *testing.F) {
 		name, err := policy.ParseName(a.Name)
 		dials := a.Dial.IsValid() && a.Dial.Port() > 0 && policy.PeerAddresses.Contains(a.Dial.Addr())
 		kinds := 0
-		for _, is := range []bool{err == nil && name.String() == a.Name, dials, a.Socket != 0} {
+		for _, is := range []bool{err == nil && name.String() == a.Name, dials, a.Socket != 0, a.Process != nil} {
 			if is {
 				kinds++
 			}
@@ -124,7 +134,7 @@ func FuzzAsk(f *testing.F) {
 func FuzzReply(f *testing.F) {
 	for _, s := range []string{
 		`{"number":1}`, `{"number":1,"peer":{"name":"web","network":"front","addr":"198.18.0.7"}}`, `{"number":1,"error":"x"}`,
-		`{"number":1,"peer":{"name":"web","network":"front","addr":"127.0.0.1"}}`, `{"number":1,"error":"\u001b"}`, `{"number":1,"socket":true}`, `{"number":1,"socket":true,"peer":{"name":"web","network":"front","addr":"198.18.0.7"}}`, `{"number":1,"peer":{"name":"\u2028","network":"","addr":"198.18.0.7"}}`,
+		`{"number":1,"peer":{"name":"web","network":"front","addr":"127.0.0.1"}}`, `{"number":1,"process":{"pid":7,"name":"curl"}}`, `{"number":1,"error":"x","process":{"pid":0,"name":"curl"}}`, `{"number":1,"error":"\u001b"}`, `{"number":1,"socket":true}`, `{"number":1,"socket":true,"peer":{"name":"web","network":"front","addr":"198.18.0.7"}}`, `{"number":1,"peer":{"name":"\u2028","network":"","addr":"198.18.0.7"}}`,
 	} {
 		f.Add([]byte(s), 0)
 		f.Add([]byte(s), 1)
@@ -133,6 +143,9 @@ func FuzzReply(f *testing.F) {
 		var r reply
 		if decode(packet, &r) != nil || r.check(files) != nil {
 			return
+		}
+		if p := r.Process; p != nil && (p.PID < 1 || len(p.Name) > maxProcess || files > 0 || r.Error != "") {
+			t.Errorf("%s with %d files", packet, files)
 		}
 		if files > 1 || files == 1 && ((r.Peer == nil) == !r.Socket || r.Error != "") || len(r.Error) > maxError {
 			t.Errorf("%s with %d files", packet, files)

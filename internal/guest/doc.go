@@ -92,6 +92,9 @@
 //	    argv… ────────────────────────────────   each but init, 4096 at most; main is the pid of the main process
 //	◀────────────── done {} ──────────────────   of its exec, while that runs
 //
+//	── holder {socket} ──────────────────────▶   reads the links of /proc/PID/fd, 16384 at most
+//	◀── process {…} argv… ────────────────────   the first that has the socket; else ESRCH
+//
 // # Files
 //
 //	── open {} path ─────────────────────────▶   resolves the path in the sandbox

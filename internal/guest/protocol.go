@@ -35,6 +35,8 @@ const (
 	MaxProcesses   = 4096
 	MaxProcessArgs = 4096
 	MaxListedArgs  = 1 << 20
+	// MaxHeld bounds the descriptors that init looks at for the holder of a socket.
+	MaxHeld = 16 << 10
 	// MaxConns bounds init's connections. Later ones are refused (EMFILE).
 	MaxConns = 1024
 	// MaxListDepth bounds the depth of a list: init keeps a descriptor open for every level.
@@ -69,7 +71,8 @@ const (
 	KindTarIn  Kind = "tar-in"  // TarInRequest + path + pipe to read
 
 	KindProcesses Kind = "processes"
-	KindUser      Kind = "user" // UserRequest + user
+	KindHolder    Kind = "holder" // HolderRequest
+	KindUser      Kind = "user"   // UserRequest + user
 
 	KindSignal Kind = "signal" // SignalRequest; exec only
 	KindKill   Kind = "kill"   // exec only
@@ -93,7 +96,7 @@ const (
 	KindDone     Kind = "done"     // answers commit, abort, mkdir, move, remove, tar-out and tar-in; the last packet of a watch and of a listing
 	KindListing  Kind = "listing"  // answers processes; any number of process follow, and then done
 	KindAccount  Kind = "account"  // AccountAnswer + home directory; answers user
-	KindProcess  Kind = "process"  // ProcessAnswer + argv…
+	KindProcess  Kind = "process"  // ProcessAnswer + argv…; also answers holder
 )
 
 // None is the struct of kinds without fields.
@@ -188,6 +191,11 @@ type WatchRequest struct {
 type TarInRequest struct {
 	UID uint32 `json:"uid"`
 	GID uint32 `json:"gid"`
+}
+
+// HolderRequest asks init for a process that has a socket.
+type HolderRequest struct {
+	Socket uint32 `json:"socket"` // inode
 }
 
 // SignalRequest asks init to send a signal, from 1 to 64, to a running exec. The daemon sends it on

@@ -57,7 +57,7 @@
 //	◀── {} ─────────────────────────────────
 //	── network {id} ────────────────────────▶
 //	◀── {sockets} + 3 sockets ──────────────  copies of those at which its connections end: TCP, DNS, DNS over TCP
-//	── network-socket {id, socket} ─────────▶  "tcp" or "udp"
+//	── network-socket {id, socket} ─────────▶  "tcp", "udp" or "diag"
 //	◀── {sockets} + a socket ───────────────  made inside the sandbox's network namespace
 //	── resume | leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────

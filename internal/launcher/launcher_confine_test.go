@@ -79,7 +79,7 @@ func TestApplyFilterPlan(t *testing.T) {
 // engine.TestMakerIsConfined tests its effect on a real kernel.
 func TestMakerFilterPlan(t *testing.T) {
 	f := makerFilter()
-	narrow := map[string][]int{"clone": {1}, "prctl": {1}, "prlimit64": {1}, "unshare": {1}, "ioctl": {1}, "socket": {2, 2, 3, 3}}
+	narrow := map[string][]int{"clone": {1}, "prctl": {1}, "prlimit64": {1}, "unshare": {1}, "ioctl": {1}, "socket": {2, 2, 2, 3, 3}}
 	got := map[string][]int{}
 	for _, rule := range f.Syscalls {
 		for _, name := range rule.Names {

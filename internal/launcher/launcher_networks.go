@@ -206,11 +206,19 @@ func (n *Networks) make() (_ *Network, err error) {
 
 // checkMade verifies the descriptors of an answer.
 func checkMade(files []*os.File) error {
-	if len(files) != 4 {
-		return fmt.Errorf("%d descriptors, not 4", len(files))
+	if len(files) != 4 && len(files) != 5 {
+		return fmt.Errorf("%d descriptors, not 4 or 5", len(files))
 	}
-	made := netns.Namespace{NS: files[0], Stream: files[1], DNS: files[2], DNSTCP: files[3]}
-	return made.Verify()
+	return namespaceOf(files).Verify()
+}
+
+// namespaceOf returns the namespace of descriptors in the order of [Network].
+func namespaceOf(files []*os.File) *netns.Namespace {
+	n := &netns.Namespace{NS: files[0], Stream: files[1], DNS: files[2], DNSTCP: files[3]}
+	if len(files) > 4 {
+		n.Diag = files[4]
+	}
+	return n
 }
 
 // receive reads an answer of the maker.
@@ -250,7 +258,7 @@ func clip(text string) string {
 // descriptor store are: the runtime's poller would wake the launcher for every connection.
 type Network struct {
 	mu  sync.Mutex
-	fds []int // namespace, stream, DNS, DNSTCP; nil when closed
+	fds []int // namespace, stream, DNS, DNSTCP, and Diag where the kernel has it; nil when closed
 }
 
 // hold copies the descriptors.
@@ -294,5 +302,5 @@ func (n *Network) Namespace() (*netns.Namespace, error) {
 		}
 		files = append(files, os.NewFile(uintptr(c), "network"))
 	}
-	return &netns.Namespace{NS: files[0], Stream: files[1], DNS: files[2], DNSTCP: files[3]}, nil
+	return namespaceOf(files), nil
 }

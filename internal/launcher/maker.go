@@ -220,7 +220,11 @@ func makeOne(c *net.UnixConn) error {
 	if err != nil {
 		return send(c, makerAnswer{Error: err.Error()})
 	}
-	return errors.Join(send(c, makerAnswer{}, n.NS, n.Stream, n.DNS, n.DNSTCP), n.Close())
+	files := []*os.File{n.NS, n.Stream, n.DNS, n.DNSTCP}
+	if n.Diag != nil {
+		files = append(files, n.Diag)
+	}
+	return errors.Join(send(c, makerAnswer{}, files...), n.Close())
 }
 
 // lockMaker loads the filter and tries what must not work any more.
@@ -241,7 +245,8 @@ func lockMaker(loadFilter func(*specs.LinuxSeccomp) error) error {
 }
 
 // makerFilter allows the system calls of making a namespace. No execution, no process, no mount, no
-// entering of a namespace, no tracing; no socket but those of TCP, UDP, routes and rules.
+// entering of a namespace, no tracing; no socket but those of TCP, UDP, routes,
+// rules, and questions about sockets.
 func makerFilter() *specs.LinuxSeccomp {
 	f := filter(`
 		read write close fcntl fstat newfstatat openat readlinkat
@@ -261,6 +266,7 @@ func makerFilter() *specs.LinuxSeccomp {
 	also("ioctl", is(1, unix.SIOCGSKNS)) // the namespace of a socket, to verify it
 	also("socket", is(0, unix.AF_NETLINK), is(2, unix.NETLINK_ROUTE))
 	also("socket", is(0, unix.AF_NETLINK), is(2, unix.NETLINK_NETFILTER))
+	also("socket", is(0, unix.AF_NETLINK), is(2, unix.NETLINK_SOCK_DIAG))
 	const kind = 0xf // the other bits are flags
 	for _, t := range []uint64{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
 		also("socket", is(0, unix.AF_INET6), specs.LinuxSeccompArg{Index: 1, Value: kind, ValueTwo: t, Op: specs.OpMaskedEqual}, is(2, 0))

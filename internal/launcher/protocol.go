@@ -67,7 +67,7 @@ type request struct {
 	Layer  string              `json:"layer,omitempty"`  // remove-layer: a chain id
 	Snap   *snapshotRequest    `json:"snap,omitempty"`   // snapshot
 	Range  int                 `json:"range,omitempty"`  // range: its number; with its mounts
-	Socket string              `json:"socket,omitempty"` // network-socket: "tcp" or "udp"
+	Socket string              `json:"socket,omitempty"` // network-socket: "tcp", "udp" or "diag"
 	// Set names the set to store, with its descriptors, or to drop; for withdraw the last one of the
 	// answer before.
 	Set wireSet `json:"deposit,omitzero"`

@@ -229,7 +229,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	var err error
 	s.networks, err = network.Open(network.Options{
 		Dir: filepath.Join(opts.DataDir, "flows"), PortDir: filepath.Join(opts.RuntimeDir, "ports"), Engine: networker, Start: opts.StartGateway, Ceiling: opts.NetworkCeiling, Secrets: opts.Secrets,
-		Sockets: opts.Sockets, DialSocket: opts.DialSocket,
+		Sockets: opts.Sockets, DialSocket: opts.DialSocket, Holder: s.holder,
 		Store: secrets.NewStore(filepath.Join(opts.DataDir, "secrets")), Log: s.log,
 	})
 	if err != nil {

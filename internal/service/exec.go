@@ -151,6 +151,7 @@ func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecReq
 	r.Limits = limitsOf(rec.Rlimits, req.Rlimits)
 	r.Timeout = timeout
 	oom := s.watchOOM(ctx, rec)
+	defer s.execs.starting(rec.ID)()
 	ge, err := client.Exec(ctx, r)
 	if r.User != "" && refused(err, unix.EINVAL) {
 		// An init of an earlier version, which has outlived its daemon, knows no users.

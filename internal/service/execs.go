@@ -56,10 +56,13 @@ type execs struct {
 	keptOf map[string]int64                 // the same by the sandbox's id
 	of     map[string]map[string]*Execution // by the sandbox's id and the exec's
 	mains  map[string]mainOf                // by the sandbox's id
+	starts map[string]int                   // under way, by the sandbox's id
+	begun  chan struct{}                    // closed and replaced when one of them has ended
 }
 
 func newExecs(ctx context.Context) *execs {
 	e := &execs{adopting: make(chan struct{}, 1), of: make(map[string]map[string]*Execution), counts: make(map[string]int), keptOf: make(map[string]int64), mains: make(map[string]mainOf)}
+	e.starts, e.begun = make(map[string]int), make(chan struct{})
 	e.ctx, e.cancel = context.WithCancelCause(ctx)
 	return e
 }
@@ -76,6 +79,47 @@ func (e *execs) register(x *Execution) {
 		e.of[x.record.Sandbox] = of
 	}
 	of[x.record.ID] = x
+}
+
+// starting notes that an exec of a sandbox is being started. The caller calls ended when it is
+// listed, or was not started.
+func (e *execs) starting(sandbox string) (ended func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.starts[sandbox]++
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.starts[sandbox]--; e.starts[sandbox] == 0 {
+			delete(e.starts, sandbox)
+		}
+		close(e.begun)
+		e.begun = make(chan struct{})
+	}
+}
+
+// byMain returns the id of the exec with a main process; empty if there is none. It waits for starts
+// of the sandbox that are under way: init knows the process first.
+func (e *execs) byMain(ctx context.Context, sandbox string, pid int) string {
+	for {
+		e.mu.Lock()
+		for id, x := range e.of[sandbox] {
+			if x.PID == pid && !x.ended() {
+				e.mu.Unlock()
+				return id
+			}
+		}
+		starts, begun := e.starts[sandbox], e.begun
+		e.mu.Unlock()
+		if starts == 0 {
+			return ""
+		}
+		select {
+		case <-begun:
+		case <-ctx.Done():
+			return ""
+		}
+	}
 }
 
 func (e *execs) has(x *Execution) bool {
@@ -457,6 +501,7 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 		log.close()
 		return ExecRecord{}, err
 	}
+	defer s.execs.starting(rec.ID)()
 	x, err := s.launch(ctx, lease, req, r)
 	if err != nil {
 		log.close()

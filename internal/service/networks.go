@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/netns/policy"
@@ -124,6 +125,38 @@ func (s *API) changedNetwork(rec *runtime.Record, to api.Network) (api.Network, 
 	}
 	to.Budget, to.Secrets = rec.Network.Budget, rec.Network.Secrets
 	return to, nil
+}
+
+// maxHolders bounds the sandboxes of one network that are asked for the holder of a socket.
+const maxHolders = 16
+
+// holder implements [network.Options.Holder]. It asks the init of the sandbox, then those of the
+// sandboxes that share its network.
+func (s *core) holder(ctx context.Context, id string, inode uint32) (api.FlowProcess, error) {
+	all := append([]string{id}, s.supervisor.Sharing(id)...)
+	for _, at := range all[:min(len(all), maxHolders)] {
+		lease, err := s.supervisor.Peek(at)
+		if err != nil {
+			continue // it has ended, or is paused
+		}
+		p, err := guestOf(lease).Holder(ctx, inode)
+		lease.End()
+		if _, ok := errors.AsType[*guest.Error](err); ok {
+			continue // it has none, or is of a version that does not tell
+		}
+		if err != nil {
+			return api.FlowProcess{}, err
+		}
+		found := api.FlowProcess{PID: p.PID, Name: p.Name}
+		if p.Main != 0 {
+			found.Exec = s.execs.byMain(ctx, at, p.Main)
+		}
+		if at != id {
+			found.Sandbox = at
+		}
+		return found, nil
+	}
+	return api.FlowProcess{}, network.ErrNoHolder
 }
 
 // NamedNetworks lists the named networks of the caller's tenant, with the sandboxes in them.

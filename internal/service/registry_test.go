@@ -8,6 +8,7 @@ import (
 	goruntime "runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -210,4 +211,50 @@ func TestDetachedExecsKeepToTheirTenant(t *testing.T) {
 	if len(e.of["a"]) != 1 {
 		t.Error("a has lost its exec")
 	}
+}
+
+// The exec of a process is found by its main process. While the start of an exec is under way, which
+// init knows of first, it is waited for.
+func TestExecOfAProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newExecs(t.Context())
+		enter := func(id string, pid int) *Execution {
+			x := &Execution{PID: pid, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: id, Sandbox: "box"}}}
+			e.register(x)
+			return x
+		}
+		first := enter("first", 7)
+		if got := e.byMain(t.Context(), "box", 7); got != "first" {
+			t.Errorf("pid 7 is of %q", got)
+		}
+		for _, other := range []string{e.byMain(t.Context(), "box", 8), e.byMain(t.Context(), "other", 7)} {
+			if other != "" {
+				t.Errorf("%q, where there is none", other)
+			}
+		}
+		failed, ended := e.starting("box"), e.starting("box")
+		found := make(chan string, 1)
+		go func() { found <- e.byMain(t.Context(), "box", 8) }()
+		synctest.Wait()
+		failed()
+		synctest.Wait()
+		if len(found) > 0 {
+			t.Errorf("%q before its start has ended", <-found)
+		}
+		enter("second", 8)
+		ended()
+		if got := <-found; got != "second" {
+			t.Errorf("pid 8 is of %q", got)
+		}
+		close(first.done) // its pid may be another's
+		if got := e.byMain(t.Context(), "box", 7); got != "" {
+			t.Errorf("pid 7 is of %q, which has ended", got)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		defer e.starting("box")()
+		if got := e.byMain(ctx, "box", 9); got != "" {
+			t.Errorf("pid 9 is of %q", got)
+		}
+	})
 }

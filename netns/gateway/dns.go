@@ -34,6 +34,7 @@ type query struct {
 	edns     bool
 	size     int    // that the client accepts over UDP
 	ttl      uint32 // of the addresses in the answer, in seconds
+	ends     Ends
 }
 
 // parseQuery reads a message. ok is false if it must not be answered. Otherwise any code but
@@ -146,10 +147,12 @@ func (q *query) asked() (policy.Name, error) {
 	return policy.ParseName(strings.TrimSuffix(q.question.Name.String(), "."))
 }
 
-// answer returns the answer to a message, or nil if there is none. If the host's resolver has to
-// be asked it calls later with the function that does so, or answers SERVFAIL if that is nil.
-func (n *Network) answer(msg []byte, limit int, later func(func() []byte)) []byte {
+// answer returns the answer to a message between two ends, or nil if there is none. If the host's
+// resolver or the daemon has to be asked it calls later with the function that does so. If later is
+// nil, it answers SERVFAIL in the place of the resolver.
+func (n *Network) answer(msg []byte, ends Ends, limit int, later func(func() []byte)) []byte {
 	q, code, ok := parseQuery(msg)
+	q.ends = ends
 	switch {
 	case !ok:
 		return nil
@@ -161,11 +164,11 @@ func (n *Network) answer(msg []byte, limit int, later func(func() []byte)) []byt
 	}
 	event := Event{Kind: Query, Time: n.opts.Now(), Protocol: "dns", Method: strings.TrimPrefix(q.question.Type.String(), "Type"), Port: 53}
 	if reason := n.ledger.query(); reason != "" {
-		return n.refuseQuery(&q, event, policy.Verdict{Reason: reason}, limit)
+		return n.refuseQuery(&q, event, policy.Verdict{Reason: reason}, limit, later)
 	}
 	name, err := q.asked()
 	if err != nil {
-		return n.refuseQuery(&q, event, policy.Verdict{Reason: err.Error()}, limit)
+		return n.refuseQuery(&q, event, policy.Verdict{Reason: err.Error()}, limit, later)
 	}
 	event.Name = name.String()
 	if !n.opts.Peers.mayHave(name) {
@@ -178,12 +181,26 @@ func (n *Network) answer(msg []byte, limit int, later func(func() []byte)) []byt
 	return nil
 }
 
-// refuseQuery records a refusal and returns its answer.
-func (n *Network) refuseQuery(q *query, event Event, v policy.Verdict, limit int) []byte {
+// refuseQuery records a refusal and returns its answer. If the process is looked for, it returns nil
+// and calls later, which answers: the program's socket is there until then.
+func (n *Network) refuseQuery(q *query, event Event, v policy.Verdict, limit int, later func(func() []byte)) []byte {
 	event.Rule, event.Reason = v.Rule, v.Reason
 	event.Duration = n.opts.Now().Sub(event.Time)
-	n.record(event)
-	return q.reply(dnsmessage.RCodeNameError, nil, explain(v), limit)
+	reply := q.reply(dnsmessage.RCodeNameError, nil, explain(v), limit)
+	var find func() *Process
+	if later != nil {
+		find = n.origins.ask(n, q.ends)
+	}
+	if find == nil {
+		n.record(event)
+		return reply
+	}
+	later(func() []byte {
+		event.Process = find()
+		n.record(event)
+		return reply
+	})
+	return nil
 }
 
 // answerByPolicy answers a question about a name outside. If the host's resolver has to be asked,
@@ -191,7 +208,7 @@ func (n *Network) refuseQuery(q *query, event Event, v policy.Verdict, limit int
 func (n *Network) answerByPolicy(q *query, name policy.Name, event Event, limit int, later func(func() []byte)) []byte {
 	v := n.policy.Load().Resolve(name)
 	if !v.Allow {
-		return n.refuseQuery(q, event, v, limit)
+		return n.refuseQuery(q, event, v, limit, later)
 	}
 	ask := question{name, q.question.Type == dnsmessage.TypeAAAA}
 	switch t := q.question.Type; {
@@ -216,7 +233,7 @@ func (n *Network) answerByPolicy(q *query, name policy.Name, event Event, limit 
 		return q.reply(dnsmessage.RCodeServerFailure, nil, "", limit)
 	}
 	if reason := n.ledger.lookup(name); reason != "" {
-		return n.refuseQuery(q, event, policy.Verdict{Reason: reason}, limit)
+		return n.refuseQuery(q, event, policy.Verdict{Reason: reason}, limit, later)
 	}
 	event.Allow, event.Rule = true, v.Rule
 	later(func() []byte { return n.lookup(q, ask, event, limit) })
@@ -311,7 +328,7 @@ func (n *Network) ServeDNS(ctx context.Context, c *net.UDPConn) error {
 		case size > maxQuery:
 			continue
 		}
-		from := sourceOf(oob[:oobSize])
+		from, to := sourceOf(oob[:oobSize])
 		send := func(msg []byte) {
 			if msg != nil {
 				_, _, _ = c.WriteMsgUDPAddrPort(msg, from, client) // a client that is gone
@@ -321,12 +338,13 @@ func (n *Network) ServeDNS(ctx context.Context, c *net.UDPConn) error {
 			send(serverFailure(buf[:size]))
 			continue
 		}
+		ends := Ends{"udp", unmapped(client), netip.AddrPortFrom(to, 53)}
 		if !n.beginLookup() { // one sandbox waits for its own questions only
-			send(n.answer(buf[:size], 0, nil)) //nolint:contextcheck // a lookup ends with the network
+			send(n.answer(buf[:size], ends, 0, nil)) //nolint:contextcheck // a lookup ends with the network
 			continue
 		}
 		started := false
-		send(n.answer(buf[:size], 0, func(lookup func() []byte) { //nolint:contextcheck // a lookup ends with the network
+		send(n.answer(buf[:size], ends, 0, func(lookup func() []byte) { //nolint:contextcheck // a lookup ends with the network
 			started = true
 			n.wg.Go(func() {
 				defer n.endLookup()
@@ -396,7 +414,8 @@ func (n *Network) serveStream(f *flow) error {
 // its network when one is free, and answers SERVFAIL where the process has none.
 func (n *Network) waitAnswer(f *flow, msg []byte) []byte {
 	var lookup func() []byte
-	if reply := n.answer(msg, 65535, func(l func() []byte) { lookup = l }); lookup == nil {
+	ends := Ends{"tcp", f.program(), f.dst}
+	if reply := n.answer(msg, ends, 65535, func(l func() []byte) { lookup = l }); lookup == nil {
 		return reply
 	}
 	select {

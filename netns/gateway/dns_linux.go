@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -28,19 +29,21 @@ func PrepareDNS(c syscall.Conn) error {
 }
 
 // sourceOf turns the control message with the destination of a question into the one that sends the
-// answer from there. It is nil if there is none.
-func sourceOf(oob []byte) []byte {
+// answer from there, and returns the destination. Both are zero if there is none.
+func sourceOf(oob []byte) (answer []byte, to netip.Addr) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
-		return nil
+		return nil, to
 	}
 	for _, m := range messages {
 		switch {
 		case m.Header.Level == unix.SOL_IP && m.Header.Type == unix.IP_ORIGDSTADDR && len(m.Data) >= 8:
-			return unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: [4]byte(m.Data[4:8])})
+			a := [4]byte(m.Data[4:8])
+			return unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: a}), netip.AddrFrom4(a)
 		case m.Header.Level == unix.SOL_IPV6 && m.Header.Type == unix.IPV6_ORIGDSTADDR && len(m.Data) >= 24:
-			return unix.PktInfo6(&unix.Inet6Pktinfo{Addr: [16]byte(m.Data[8:24])})
+			a := [16]byte(m.Data[8:24])
+			return unix.PktInfo6(&unix.Inet6Pktinfo{Addr: a}), netip.AddrFrom16(a).Unmap()
 		}
 	}
-	return nil
+	return nil, to
 }

@@ -385,7 +385,7 @@ func TestDNSMessages(t *testing.T) {
 	} {
 		w := newDNS(t)
 		var r dnsmessage.Message
-		msg := w.n.answer(tc.in, 0, nil)
+		msg := w.n.answer(tc.in, Ends{}, 0, nil)
 		if (msg == nil) != (tc.code < 0) {
 			t.Errorf("%s: answer %x", name, msg)
 		} else if msg != nil {
@@ -450,7 +450,7 @@ func FuzzDNS(f *testing.F) {
 			return
 		}
 		var reply []byte
-		if now := w.n.answer(msg, 0, func(lookup func() []byte) { reply = lookup() }); now != nil {
+		if now := w.n.answer(msg, Ends{}, 0, func(lookup func() []byte) { reply = lookup() }); now != nil {
 			reply = now
 		}
 		if reply == nil {

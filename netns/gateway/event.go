@@ -36,6 +36,9 @@ type Event struct {
 	Name string
 	Addr netip.Addr
 	Port uint16
+	// Process has sent it; nil if that is not known. Of allowed requests it is often not known yet, and
+	// of allowed questions never.
+	Process *Process
 	// Method and Path of a request are without its query; Path is also empty if it is malformed.
 	// Method of a query is its type.
 	Method, Path string

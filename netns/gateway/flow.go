@@ -31,6 +31,7 @@ type flow struct {
 	dialBy   atomic.Int64           // of a connection to the server, in ns; 0 if none
 	head     atomic.Bool            // counted in Network.heads
 	peer     *peer                  // nil unless TLS ends here; set before requests are read
+	origin   atomic.Pointer[origin] // nil unless the process is looked for
 	places   int                    // of the pool: one, and one for each further server at the same time
 	charged  atomic.Pointer[charge] // nil before a host is known; of requests of HTTP/2, each has its own
 
@@ -109,6 +110,7 @@ func (n *Network) accept(c *net.TCPConn) {
 	}
 	f.cancel()
 	_ = c.Close()
+	f.origin.Store(unsought)
 	switch {
 	case closed:
 	case full:
@@ -126,7 +128,11 @@ func noPlace(open int) error {
 // run serves a flow to its end.
 func (f *flow) run() {
 	defer f.n.wg.Done()
+	f.seek(false)
 	err := f.serve()
+	if refused := (*refusal)(nil); errors.As(err, &refused) {
+		f.holdRefused()
+	}
 	if err == nil {
 		f.finish(f.client)
 		f.finish(f.server)
@@ -637,5 +643,5 @@ func (f *flow) record(err error) {
 	if e.Allow && e.Protocol == "dns" || recorded {
 		return // it led nowhere, however it ended; its questions are recorded
 	}
-	f.n.record(e)
+	f.tell(e)
 }

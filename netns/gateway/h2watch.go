@@ -203,7 +203,7 @@ func (w *watched) Write(b []byte) (int, error) {
 			e := w.f.event(Request)
 			e.Time, e.Rule = w.f.n.opts.Now(), ""
 			e.note(&refusal{Verdict: policy.Verdict{Reason: "the client sent " + reason}, malformed: true})
-			w.f.n.record(e)
+			w.f.tell(e)
 		}
 	}
 	return w.Conn.Write(b)

@@ -209,14 +209,14 @@ func (p *proxy) exchange(q *sniff.Request, secret string) error {
 		err = e.end.err
 	case e.end.upgraded:
 		event.Protocol = "websocket"
-		p.n.record(event)
+		p.tell(event)
 		return p.upgraded()
 	case err != nil || e.end.last:
-		p.n.record(event)
+		p.tell(event)
 		return errLast
 	}
 	event.note(err)
-	p.n.record(event)
+	p.tell(event)
 	p.isRecorded()
 	if !fatal && (event.Allow && p.in.Load() == 0 || !event.Allow && p.in.Load() == in) {
 		status, reason, rule := verdictOf(err)
@@ -438,7 +438,7 @@ func (p *proxy) answer(q *sniff.Request, err error) error {
 	e.Name = q.Host.Name.String()
 	e.Time, e.Method, e.Path = p.n.opts.Now(), q.Method, q.Path.String()
 	e.note(err)
-	p.n.record(e)
+	p.tell(e)
 	p.isRecorded()
 	status, reason, rule := verdictOf(err)
 	return p.respond(q, status, reason, rule)

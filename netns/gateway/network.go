@@ -38,6 +38,9 @@ type Options struct {
 	DialSocket func(ctx context.Context, port uint16) (*net.UnixConn, error)
 	// Peers are other sandboxes that this one reaches by name; nil if it is in no named network.
 	Peers *Peers
+	// Process finds the process that has the program's end of a connection or datagram, within the
+	// time of ctx; nil if it is not known. It is asked about some flows only. Nil finds none.
+	Process func(ctx context.Context, ends Ends) *Process
 	// Own reports whether an address is one of the host itself, to which no connection leads. Nil asks
 	// the kernel.
 	Own func(netip.Addr) (bool, error)
@@ -91,6 +94,7 @@ type Network struct {
 	rules    atomic.Pointer[rules] // with budgets
 	places   share
 	recorder *recorder
+	origins  *origins
 	lookups  chan struct{}
 	heads    atomic.Int64
 	pipes    atomic.Int64
@@ -127,7 +131,7 @@ func newNetwork(opts Options, l limits) *Network {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	n := &Network{
-		opts: opts, limits: l, memory: newMemory(opts.Now), ledger: newLedger(opts.Budget, opts.Spent, opts.Now), recorder: startRecorder(opts.Record),
+		opts: opts, limits: l, memory: newMemory(opts.Now), ledger: newLedger(opts.Budget, opts.Spent, opts.Now), recorder: startRecorder(opts.Record), origins: newOrigins(opts.Process),
 		places: share{pool: opts.Pool}, lookups: make(chan struct{}, l.lookups), ctx: ctx, cancel: cancel, flows: make(map[*flow]struct{}),
 		busy:        make(chan struct{}, 1),
 		destination: func(c *net.TCPConn) netip.AddrPort { return unmapped(c.LocalAddr().(*net.TCPAddr).AddrPort()) }, //nolint:forcetypeassert // it is a TCPConn

@@ -321,7 +321,11 @@ func (e *Engine) NetworkSockets(ctx context.Context, id string) (*runtime.Networ
 	if err != nil {
 		return nil, err
 	}
-	return &runtime.NetworkSockets{Stream: ns.Stream, DNS: ns.DNS, DNSTCP: ns.DNSTCP}, ns.NS.Close()
+	sockets := &runtime.NetworkSockets{Stream: ns.Stream, DNS: ns.DNS, DNSTCP: ns.DNSTCP}
+	if ns.Diag != nil {
+		err = ns.Diag.Close()
+	}
+	return sockets, errors.Join(err, ns.NS.Close())
 }
 
 // NetworkSocket implements [runtime.Networker].
@@ -331,6 +335,13 @@ func (e *Engine) NetworkSocket(ctx context.Context, id, network string) (*os.Fil
 		return nil, err
 	}
 	defer func() { _ = ns.Close() }() // copies
+	if network == runtime.SocketDiag {
+		f := ns.Diag
+		if ns.Diag = nil; f == nil {
+			return nil, fmt.Errorf("sandbox %s: the kernel does not tell of sockets: %w", id, runtime.ErrUnenforceable)
+		}
+		return f, nil
+	}
 	f, err := netns.Socket(ns.NS, network)
 	if err != nil {
 		return nil, fmt.Errorf("sandbox %s: %w", id, err)

@@ -112,3 +112,21 @@ func BenchmarkPing(b *testing.B) {
 		}
 	})
 }
+
+// BenchmarkHolder is the search for the process that has a socket, among ten processes with ten
+// descriptors each.
+func BenchmarkHolder(b *testing.B) {
+	s := startInit(b)
+	for range 10 {
+		e, err := s.Exec(b.Context(), ExecRequest{Argv: []string{"sh", "-c", "exec 3<&0 4<&0 5<&0 6<&0 7<&0 8<&0 9<&0; exec sleep 600"}, Env: testEnv, NoStdin: true})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = e.Close() })
+	}
+	median(b, func() {
+		if _, err := s.Holder(b.Context(), 1); err == nil { // all of them are looked at
+			b.Fatal("a process has the socket")
+		}
+	})
+}

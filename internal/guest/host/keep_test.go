@@ -323,6 +323,68 @@ func TestProcessesAreListed(t *testing.T) {
 	}
 }
 
+// The process that has a socket is found, with its exec, also where it has left its parent. A socket
+// of no process, and init's own, is of none.
+func TestHolder(t *testing.T) {
+	s := startInit(t)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "ours"), os.NewFile(uintptr(fds[1]), "theirs")
+	defer ours.Close()
+	defer theirs.Close()
+	number := func(f *os.File) uint32 {
+		t.Helper()
+		fi, err := f.Stat()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return uint32(fi.Sys().(*syscall.Stat_t).Ino)
+	}
+	e, err := s.Exec(t.Context(), ExecRequest{Argv: []string{"sh", "-c", "exec 3<&0 </dev/null; (setsid sleep 600 & ) 4<&3 3<&-; exec 3<&-; echo; sleep 600"}, Env: testEnv, StdinFile: theirs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = e.Close() }()
+	var b [1]byte
+	if _, err := e.Stdout.Read(b[:]); err != nil { // the shell has closed its own
+		t.Fatal(err)
+	}
+	var p Process
+	guesttest.WaitFor(t, func() bool {
+		if p, err = s.Holder(t.Context(), number(theirs)); err != nil {
+			t.Fatal(err)
+		}
+		return p.Name == "sleep"
+	})
+	if p.Main != e.PID || p.PID == e.PID || p.PPID != 1 || len(p.Argv) != 2 {
+		t.Errorf("%+v", p)
+	}
+	for _, of := range []uint32{number(ours), 0} {
+		if p, err := s.Holder(t.Context(), of); !refusedWith(err, unix.ESRCH) {
+			t.Errorf("%+v, %v", p, err)
+		}
+	}
+}
+
+func refusedWith(err error, errno syscall.Errno) bool {
+	refusal, ok := errors.AsType[*guest.Error](err)
+	return ok && refusal.Errno == errno
+}
+
+func TestHostileHolder(t *testing.T) {
+	for name, packet := range map[string]string{
+		"a listing": "listing {}", "init": `process {"pid":1,"ppid":1,"uid":0,"state":"S","age":1,"cpu":1,"rss":1,"name":"x"}`,
+		"a long name": `process {"pid":7,"ppid":1,"uid":0,"state":"S","age":1,"cpu":1,"rss":1,"name":"` + strings.Repeat("x", 257) + `"}`,
+	} {
+		c := fakeInit(t, func(c *conn, _ guest.Packet, _ []int) { _ = c.Send([]byte(packet)) })
+		if p, err := c.Holder(t.Context(), 7); !errors.Is(err, ErrLost) {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+	}
+}
+
 func TestHostileListing(t *testing.T) {
 	const good = `process {"pid":7,"ppid":1,"uid":0,"state":"S","age":1,"cpu":1,"rss":1,"name":"x"}` + "\x00x"
 	for name, packets := range map[string][]string{

@@ -72,6 +72,25 @@ func (c *Client) Processes(ctx context.Context) (_ []Process, err error) {
 	}
 }
 
+// Holder describes a process of the sandbox that has a socket, by the inode. Without one it fails
+// with ESRCH; an init of an earlier version fails with ENOSYS.
+func (c *Client) Holder(ctx context.Context, socket uint32) (Process, error) {
+	req, err := guest.Encode(guest.KindHolder, guest.HolderRequest{Socket: socket})
+	if err != nil {
+		return Process{}, err
+	}
+	conn, pkt, _, err := c.request(ctx, replyTimeout, req, nil, guest.KindProcess, 0)
+	if err != nil {
+		return Process{}, fmt.Errorf("find the holder of a socket: %w", err)
+	}
+	_ = conn.Close()
+	p, err := processOf(pkt)
+	if err != nil {
+		return Process{}, fmt.Errorf("find the holder of a socket: %w: one that cannot be: %w", ErrLost, err)
+	}
+	return p, nil
+}
+
 // processOf validates init's description of a process.
 func processOf(p guest.Packet) (Process, error) {
 	var a guest.ProcessAnswer

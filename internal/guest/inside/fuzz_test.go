@@ -17,7 +17,7 @@ func FuzzInitDecode(f *testing.F) {
 		"append {\"mode\":420,\"uid\":0,\"gid\":0}\x00/x", "stat {\"follow\":true}\x00/x", "list {\"depth\":3}\x00/x", "mkdir {\"mode\":493,\"uid\":0,\"gid\":0,\"parents\":true}\x00/x/",
 		"move {\"overwrite\":true}\x00/x\x00/y", "remove {\"recursive\":true}\x00//", "watch {\"recursive\":true}\x00/x",
 		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `commit {"new":true}`,
-		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `signal {"signal":9}`, `signal {"signal":9,"all":true}`, "kill {}", "processes {}", "user {\"non_root\":true}\x00app:video",
+		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `signal {"signal":9}`, `signal {"signal":9,"all":true}`, "kill {}", "processes {}", `holder {"socket":7}`, "user {\"non_root\":true}\x00app:video",
 		"exec {\"args\":1,\"uid\":0,\"gid\":0,\"make_cwd\":true,\"limits\":[{\"resource\":7,\"value\":64}]}\x00/\x00true", "exec {\"args\":1,\"uid\":0,\"gid\":0,\"whole\":true}\x00/\x00true", "exec {}\x00\x00\x00",
 	} {
 		f.Add([]byte(s))
@@ -51,6 +51,8 @@ func FuzzInitDecode(f *testing.F) {
 			msg = &guest.TarInRequest{}
 		case guest.KindUser:
 			msg = &guest.UserRequest{}
+		case guest.KindHolder:
+			msg = &guest.HolderRequest{}
 		case guest.KindSignal:
 			msg = &guest.SignalRequest{}
 		default:

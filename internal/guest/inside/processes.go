@@ -20,26 +20,10 @@ func (s *server) processes(c *conn, pkt guest.Packet, fds []int) error {
 	if err := expect(pkt, &guest.None{}, 0, fds, 0); err != nil {
 		return err
 	}
-	mains := map[string]int{}
-	s.mu.Lock()
-	running := make([]*process, 0, len(s.procs))
-	for _, p := range s.procs {
-		running = append(running, p)
-	}
-	s.mu.Unlock()
-	for _, p := range running {
-		if mark := p.markOf(); mark != "" {
-			mains[mark] = p.pid
-		}
-	}
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
-		return fail(guest.StageRead, err, "clock")
-	}
-	// Not the descriptor of kills: this waits for the daemon.
-	list, err := unix.Openat(s.proc, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	mains := s.mains()
+	now, list, err := s.openProcesses()
 	if err != nil {
-		return fail(guest.StageRead, err, "/proc")
+		return err
 	}
 	defer func() { _ = unix.Close(list) }()
 	if err := c.reply(guest.KindListing, guest.None{}); err != nil {
@@ -54,7 +38,7 @@ func (s *server) processes(c *conn, pkt guest.Packet, fds []int) error {
 		if told == guest.MaxProcesses {
 			return false
 		}
-		a, argv, err := s.describe(name, time.Duration(now.Nano()))
+		a, argv, err := s.describe(name, now)
 		if err != nil {
 			if !gone(err) { // a list without a process that runs would be a lie
 				lack = err
@@ -77,6 +61,91 @@ func (s *server) processes(c *conn, pkt guest.Packet, fds []int) error {
 		return fail(guest.StageRead, err, "/proc")
 	}
 	return c.reply(guest.KindDone, guest.None{})
+}
+
+// mains returns the pids of the main processes of running execs, by their marks.
+func (s *server) mains() map[string]int {
+	mains := map[string]int{}
+	s.mu.Lock()
+	running := make([]*process, 0, len(s.procs))
+	for _, p := range s.procs {
+		running = append(running, p)
+	}
+	s.mu.Unlock()
+	for _, p := range running {
+		if mark := p.markOf(); mark != "" {
+			mains[mark] = p.pid
+		}
+	}
+	return mains
+}
+
+// openProcesses returns the time from boot, and a list of processes of its own: the descriptor of
+// kills waits for no daemon.
+func (s *server) openProcesses() (now time.Duration, list int, err error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return 0, -1, fail(guest.StageRead, err, "clock")
+	}
+	if list, err = unix.Openat(s.proc, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return 0, -1, fail(guest.StageRead, err, "/proc")
+	}
+	return time.Duration(ts.Nano()), list, nil
+}
+
+// holder describes a process that has a socket: of several, the first of /proc. A program that has
+// passed the socket on is as good as one that has made it: the kernel knows no difference.
+func (s *server) holder(c *conn, pkt guest.Packet, fds []int) error {
+	var r guest.HolderRequest
+	if err := expect(pkt, &r, 0, fds, 0); err != nil {
+		return err
+	}
+	now, list, err := s.openProcesses()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(list) }()
+	left, link := guest.MaxHeld, "socket:["+strconv.FormatUint(uint64(r.Socket), 10)+"]"
+	var found []byte
+	err = eachNumber(list, func(pid int, name string) bool {
+		if pid == 1 || !s.holds(name, link, &left) {
+			return left > 0
+		}
+		// One that has ended meanwhile may have left the socket to another.
+		if a, argv, err := s.describe(name, now); err == nil {
+			a.PID, a.Main = pid, s.mains()[a.mark]
+			if p, err := guest.Encode(guest.KindProcess, a.ProcessAnswer, argv...); err == nil {
+				found = p
+			}
+		}
+		return found == nil && left > 0
+	})
+	if err != nil {
+		return fail(guest.StageRead, err, "/proc")
+	}
+	if found == nil {
+		return fail(guest.StageRead, unix.ESRCH, "/proc")
+	}
+	_ = c.Send(found) // else the daemon is gone
+	return nil
+}
+
+// holds reports whether a process has a descriptor with a link. It takes the number of descriptors
+// that it looks at from left.
+func (s *server) holds(pid, link string, left *int) (has bool) {
+	dir, err := unix.Openat(s.proc, pid+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false // it has ended, or init must not look at it
+	}
+	defer func() { _ = unix.Close(dir) }()
+	var buf [64]byte
+	_ = eachNumber(dir, func(_ int, name string) bool {
+		*left--
+		n, err := unix.Readlinkat(dir, name, buf[:])
+		has = err == nil && string(buf[:n]) == link
+		return !has && *left > 0
+	})
+	return has
 }
 
 // description holds the properties of a process and its mark.

@@ -530,6 +530,8 @@ func (s *server) handle(fd int) {
 		err = s.user(c, pkt, fds)
 	case guest.KindProcesses:
 		err = s.processes(c, pkt, fds)
+	case guest.KindHolder:
+		err = s.holder(c, pkt, fds)
 	case guest.KindTarOut, guest.KindTarIn:
 		// The pipe is closed before the answer is sent, so that a reader has its end of file by then.
 		own := fds

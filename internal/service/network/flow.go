@@ -23,6 +23,9 @@ func flow(e *gateway.Event) api.Flow {
 	if f.Protocol == "https" || f.Protocol == "h2" { // of requests, it matters that they were read
 		f.Protocol = "http"
 	}
+	if p := e.Process; p != nil {
+		f.Process = (*api.FlowProcess)(p)
+	}
 	if e.Addr.IsValid() {
 		f.Address = e.Addr.String()
 	}

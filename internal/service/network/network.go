@@ -51,6 +51,9 @@ type Options struct {
 	Sockets []string
 	// DialSocket connects to one of Sockets, whose path it alone knows.
 	DialSocket func(ctx context.Context, name string) (*net.UnixConn, error)
+	// Holder returns the process that has a socket, by its inode: of a sandbox, or of one that shares
+	// its network. It fails with [ErrNoHolder] without one. Nil: flows have no processes.
+	Holder func(ctx context.Context, id string, inode uint32) (api.FlowProcess, error)
 	// Secrets are the secrets in the operator's file, by name.
 	Secrets map[string]secrets.Secret
 	// Store has the secrets that tenants set.
@@ -73,6 +76,7 @@ type Networks struct {
 	dials   *quota // connections to peers and sockets that are not made yet
 
 	forwarded *quota // connections of published ports
+	processes *processes
 
 	closing chan struct{}  // closed when Close begins
 	work    sync.WaitGroup // acceptors of published ports, and ends of lives
@@ -109,7 +113,7 @@ func Open(opts Options) (*Networks, error) {
 	n := &Networks{
 		opts: opts, doors: doors{dir: opts.PortDir, held: make(map[string]bool)}, closing: make(chan struct{}),
 		logs: make(map[string]*flowLog), lives: make(map[string]*life), sources: sourceQuota(), pending: pendingQuota(), dials: dialQuota(),
-		forwarded: forwardQuota(),
+		forwarded: forwardQuota(), processes: newProcesses(opts.Holder),
 	}
 	if err := n.doors.sweep(); err != nil {
 		return nil, err
@@ -380,7 +384,7 @@ func (n *Networks) started(ctx context.Context) (*egress.Gateway, error) {
 	if n.opts.Start == nil {
 		return nil, fmt.Errorf("%w: this daemon has no gateway", runtime.ErrUnenforceable)
 	}
-	g, err := n.opts.Start(context.WithoutCancel(ctx), egress.Config{Events: n.record, Peers: egress.Peers{Find: n.peers.find, Dial: n.dialPeer}, DialSocket: n.dialSocket})
+	g, err := n.opts.Start(context.WithoutCancel(ctx), egress.Config{Events: n.record, Peers: egress.Peers{Find: n.peers.find, Dial: n.dialPeer}, DialSocket: n.dialSocket, Process: n.process})
 	if err != nil {
 		return nil, fmt.Errorf("start the gateway: %w", err)
 	}
