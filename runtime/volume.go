@@ -44,8 +44,6 @@ type VolumeUsage struct {
 // Volumer is the ability to keep volumes: directories that several sandboxes may have, and that stay
 // when these are deleted. A volume without files may be unknown to an engine.
 type Volumer interface {
-	// Volumes returns the IDs of all volumes.
-	Volumes(ctx context.Context) ([]string, error)
 	// RemoveVolume removes a volume with its files; a missing one is no error. One that a running
 	// sandbox has is ErrVolumeInUse.
 	RemoveVolume(ctx context.Context, id string) error
