@@ -14,7 +14,7 @@ var (
 	// ErrVolumeInUse means that a volume is mounted, read or written by another request.
 	ErrVolumeInUse = errors.New("volume is in use")
 	// ErrVolumeNotEmpty means that a volume has files, and that an import would mix others with them.
-	ErrVolumeNotEmpty = errors.New("volume is not empty")
+	ErrVolumeNotEmpty = errors.New("the volume has files")
 )
 
 // VolumeMount puts a volume into a sandbox. An engine makes the volume if there is none of this ID.

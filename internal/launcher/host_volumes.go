@@ -3,7 +3,6 @@ package launcher
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 
@@ -41,7 +40,7 @@ func (c *Client) WriteVolume(ctx context.Context, id string, w io.Writer) (runti
 func (c *Client) FillVolume(ctx context.Context, id string, r *os.File, limit runtime.VolumeUsage) (runtime.DiffResult, error) {
 	resp, err := c.ask(ctx, &request{Op: opVolume, Volume: &volumeRequest{Action: volumeWrite, ID: id, Limit: limit}}, r)
 	if err != nil {
-		return runtime.DiffResult{}, fmt.Errorf("unpack archive: %w", err)
+		return runtime.DiffResult{}, err
 	}
 	if resp.Layer == nil {
 		return runtime.DiffResult{}, errors.New("launcher volume: empty answer")

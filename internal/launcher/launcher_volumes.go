@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/quota"
@@ -182,8 +184,15 @@ func (s *Server) writeVolume(ctx context.Context, keeper volumeKeeper, req *volu
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
 	}
-	if err := publish(parent, fresh, dir); err != nil {
-		return nil, err
+	if err := unix.Syncfs(int(parent.Fd())); err != nil {
+		return nil, fmt.Errorf("sync volume: %w", err)
+	}
+	// Not os.Rename, which refuses to replace a directory. The kernel does not replace one with files.
+	if err := unix.Rename(fresh, dir); err != nil {
+		return nil, fmt.Errorf("complete volume: %w", err)
+	}
+	if err := parent.Sync(); err != nil {
+		return nil, fmt.Errorf("sync volume: %w", err)
 	}
 	return &result, nil
 }

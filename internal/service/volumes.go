@@ -157,7 +157,7 @@ func (s *core) removeVolume(ctx context.Context, tenant, name string) error {
 	err := s.volumes.Remove(tenant, name, func(rec *volume.Record) error {
 		gone = *rec
 		if users := s.volumeUsers(tenant)[name]; len(users) > 0 {
-			return fmt.Errorf("in use by sandbox %s: %w", namesOf(users), volume.ErrInUse)
+			return class.Mark(volume.ErrInUse, fmt.Errorf("sandbox %s has it", namesOf(users)))
 		}
 		return s.volumer.RemoveVolume(ctx, rec.ID)
 	})

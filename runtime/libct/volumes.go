@@ -517,14 +517,14 @@ func (e *Engine) ReadVolume(ctx context.Context, id string) (dir string, release
 func (e *Engine) WriteVolume(ctx context.Context, id string) (dir string, release func(), err error) {
 	vol, err := e.volumes.lock(ctx, id)
 	if err != nil {
-		return "", nil, fmt.Errorf("fill volume: %w", err)
+		return "", nil, err
 	}
 	defer e.volumes.unlock(id, vol)
 	e.volumes.mu.Lock()
 	err = vol.busy()
 	e.volumes.mu.Unlock()
 	if err != nil {
-		return "", nil, fmt.Errorf("fill volume: %w", err)
+		return "", nil, err
 	}
 	if err := e.makeVolume(id); err != nil {
 		return "", nil, err
@@ -537,10 +537,10 @@ func (e *Engine) WriteVolume(ctx context.Context, id string) (dir string, releas
 	}
 	empty, err := isEmpty(volumeData(id))
 	if err != nil {
-		return "", nil, fmt.Errorf("fill volume: %w", err)
+		return "", nil, err
 	}
 	if !empty {
-		return "", nil, fmt.Errorf("fill volume: %w", runtime.ErrVolumeNotEmpty)
+		return "", nil, runtime.ErrVolumeNotEmpty
 	}
 	e.volumes.mu.Lock()
 	vol.filling = true
