@@ -9,8 +9,21 @@ type DiskUsage struct {
 	Snapshots  DiskShare `json:"snapshots"`   // their layers
 	Sandboxes  DiskShare `json:"sandboxes"`   // files that programs have written or changed
 	Logs       DiskShare `json:"logs"`        // output of main processes
+	Volumes    DiskShare `json:"volumes"`     // their files; those that no sandbox has are reclaimable
 	// Files has a line for each sandbox, oldest first.
 	Files []SandboxFiles `json:"files"`
+	// VolumeFiles has a line for each volume, by name.
+	VolumeFiles []VolumeFiles `json:"volume_files"`
+}
+
+// VolumeFiles is the disk space of one volume.
+type VolumeFiles struct {
+	Name      string `json:"name"`
+	Bytes     int64  `json:"bytes"`     // of allocated blocks
+	Inodes    int64  `json:"inodes"`    // number of files, directories and links
+	Sandboxes int    `json:"sandboxes"` // number of those that have it
+	// Unknown is the reason why Bytes and Inodes are not known.
+	Unknown string `json:"unknown,omitempty"`
 }
 
 // DiskShare is the part of one kind of object.

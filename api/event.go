@@ -14,6 +14,7 @@ const (
 	EventBuild    EventType = "build"
 	EventSnapshot EventType = "snapshot"
 	EventSecret   EventType = "secret"
+	EventVolume   EventType = "volume"
 )
 
 // EventAction names a change of an object.
@@ -21,7 +22,7 @@ type EventAction string
 
 // Actions of events. The comments name the types that have them.
 const (
-	ActionCreated    EventAction = "created"     // sandbox: it runs; snapshot: it was taken
+	ActionCreated    EventAction = "created"     // sandbox: it runs; snapshot: it was taken; volume
 	ActionStarted    EventAction = "started"     // sandbox: again; exec
 	ActionPaused     EventAction = "paused"      // sandbox
 	ActionResumed    EventAction = "resumed"     // sandbox
@@ -35,10 +36,10 @@ const (
 	ActionPublished  EventAction = "published"   // port
 	ActionPulled     EventAction = "pulled"      // image
 	ActionPushed     EventAction = "pushed"      // image
-	ActionImported   EventAction = "imported"    // image, snapshot
+	ActionImported   EventAction = "imported"    // image, snapshot, volume
 	ActionTagged     EventAction = "tagged"      // image: From is the other name
 	ActionCommitted  EventAction = "committed"   // image: made of a sandbox
-	ActionRemoved    EventAction = "removed"     // image, snapshot, secret
+	ActionRemoved    EventAction = "removed"     // image, snapshot, secret, volume
 	ActionBuilt      EventAction = "built"       // build: Object is the image's digest
 	ActionFailed     EventAction = "failed"      // build
 	ActionSet        EventAction = "set"         // secret
@@ -52,7 +53,7 @@ type Event struct {
 	Type   EventType   `json:"type,omitempty"`
 	Action EventAction `json:"action,omitempty"`
 	// Object is the ID of a sandbox, exec or snapshot, the reference or digest of an image, the name
-	// of a secret, or where a port is published.
+	// of a secret or volume, or where a port is published.
 	Object   string            `json:"object,omitempty"`
 	Name     string            `json:"name,omitempty"`     // of a sandbox or snapshot
 	Sandbox  string            `json:"sandbox,omitempty"`  // ID of the sandbox of an exec, port, snapshot or committed image
@@ -65,7 +66,7 @@ type Event struct {
 	From     string            `json:"from,omitempty"`     // name before a renaming; source of a tag
 	Forks    []string          `json:"forks,omitempty"`    // IDs
 	Port     *PortMapping      `json:"port,omitempty"`
-	Labels   map[string]string `json:"labels,omitempty"` // of a sandbox or snapshot
+	Labels   map[string]string `json:"labels,omitempty"` // of a sandbox, snapshot or volume
 	// Lost is the number of events before this one that are not kept, or that a slow client missed; 1
 	// if the number is unknown. A line with Lost has nothing else.
 	Lost uint64 `json:"lost,omitempty"`

@@ -217,6 +217,10 @@ type Enforced struct {
 	// Disk is "accounting" if a limit on disk or inodes holds the sandbox, else "none". The launcher
 	// counts, and ends the sandbox after it has exceeded the limit.
 	Disk string `json:"disk"`
+	// Volumes is "accounting" if a limit holds one of the sandbox's volumes: the launcher counts, and
+	// ends the sandboxes that can write to the volume after it has exceeded the limit. It is "none" if
+	// no volume of the sandbox has a limit; empty without volumes.
+	Volumes string `json:"volumes,omitempty"`
 	// Workspace is [WorkspaceMapped] or [WorkspaceShared]; empty without a workspace.
 	Workspace string `json:"workspace,omitempty"`
 	// Missing names the defaults that this host cannot provide, each with its remedy.

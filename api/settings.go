@@ -11,8 +11,9 @@ type Settings struct {
 	// Tmpfs are at most 16 writable file systems in memory, none within another. They hide what the
 	// image has there. The default size is 64 MiB, the default mode 1777 (octal).
 	Tmpfs []Scratch `json:"tmpfs,omitempty"`
-	// Mounts are at most 16 directories and files of the host, none within another or within a Tmpfs.
-	// Tenants of a daemon that serves several cannot have any.
+	// Mounts are at most 16 directories and files of the host and volumes, none within another or
+	// within a Tmpfs. The image's VOLUMEs are added to them, each as a volume without a name, unless
+	// one of these is at the same place. Tenants of a daemon that serves several have volumes only.
 	Mounts []Mount `json:"mounts,omitempty"`
 	// ShmSize is the size of /dev/shm in bytes; default 64 MiB.
 	ShmSize int64 `json:"shm_size,omitempty"`

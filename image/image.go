@@ -51,6 +51,7 @@ type Config struct {
 	WorkingDir string
 	User       string
 	StopSignal string
+	Volumes    []string // places that the image names as volumes, sorted
 }
 
 // Image is a stored image, with every layer extracted.
@@ -342,7 +343,7 @@ func (s *Service) image(r *store.Record) (*Image, error) {
 	}
 	img := &Image{Image: summary(r), Config: Config{
 		Env: c.Config.Env, Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd, WorkingDir: c.Config.WorkingDir, User: c.Config.User,
-		StopSignal: c.Config.StopSignal,
+		StopSignal: c.Config.StopSignal, Volumes: slices.Sorted(maps.Keys(c.Config.Volumes)),
 	}}
 	for _, l := range r.Layers {
 		img.Rootfs.Layers = append(img.Rootfs.Layers, l.ChainID)

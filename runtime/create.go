@@ -54,6 +54,9 @@ func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Re
 	if err := s.join(spec, req.Tenant, &req.Network); err != nil {
 		return Record{}, err
 	}
+	if spec.Volumes, err = s.volumes(req.Tenant, &req.Settings); err != nil {
+		return Record{}, err
+	}
 	if req.Prepare != nil {
 		if err := req.Prepare(id); err != nil {
 			return Record{}, err

@@ -73,6 +73,8 @@ type Spec struct {
 	Opened []*os.File  `json:"-"`
 	// MountIDs is [api.MountsMapped] or [api.MountsUser] if there are Mounts.
 	MountIDs string `json:"mount_ids,omitempty"`
+	// Volumes are mounted beside Mounts.
+	Volumes []VolumeMount `json:"volumes,omitempty"`
 	// ShmSize is the size of /dev/shm in bytes; zero means the engine's default.
 	ShmSize int64 `json:"shm_size,omitempty"`
 	// Hosts are additional lines of /etc/hosts.

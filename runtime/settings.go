@@ -17,7 +17,12 @@ func (s *Spec) set(by *api.Settings) {
 	s.Hostname = cmp.Or(by.Hostname, s.Hostname)
 	s.Profile.ReadOnlyRoot = s.Profile.ReadOnlyRoot || by.ReadOnly
 	s.Profile.Capabilities = capabilitiesOf(s.Profile.Capabilities, by)
-	s.Tmpfs, s.ShmSize, s.Hosts, s.Mounts = by.Tmpfs, by.ShmSize, by.Hosts, by.Mounts
+	s.Tmpfs, s.ShmSize, s.Hosts, s.Mounts = by.Tmpfs, by.ShmSize, by.Hosts, nil
+	for _, m := range by.Mounts {
+		if m.Type != api.MountVolume { // volumes are looked up by who starts the sandbox
+			s.Mounts = append(s.Mounts, m)
+		}
+	}
 	s.StopSignal = SignalNumber(by.StopSignal)
 	if s.StopSignal == int(unix.SIGTERM) {
 		s.StopSignal = 0

@@ -60,6 +60,9 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	if err := s.join(spec, rec.Tenant, &rec.Network); err != nil {
 		return Record{}, err
 	}
+	if spec.Volumes, err = s.volumes(rec.Tenant, &rec.Settings); err != nil {
+		return Record{}, err
+	}
 	if err := s.sockets.remove(rec.ID); err != nil {
 		return Record{}, err
 	}

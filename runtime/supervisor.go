@@ -62,6 +62,9 @@ type Options struct {
 	// tenant. It must neither block, call the supervisor, nor change what the event points to.
 	// Sandboxes of [Request.Ephemeral] are left out. Default: nothing.
 	Changed func(tenant string, e api.Event)
+	// Volumes returns the volumes of a sandbox with settings, of its tenant, at each start. Default:
+	// there are none.
+	Volumes func(tenant string, set *api.Settings) ([]VolumeMount, error)
 	Log     *slog.Logger     // default: discarded
 	Now     func() time.Time // clock of deadlines and idle timeouts; default [time.Now]
 }

@@ -27,6 +27,9 @@ var (
 		ID: "5d0c2f7e1a64", Name: "base", Sandbox: running.ID, SandboxName: "work", Image: toolImage, ImageDigest: digest, Layers: 1,
 		CreatedAt: at, Size: 10240, Entries: 3, Consistent: true,
 	}
+	cache = api.Volume{
+		Name: "cache", Labels: map[string]string{"app": "shop"}, CreatedAt: at, Size: 1 << 30, Inodes: 131072, Sandboxes: []api.SandboxRef{},
+	}
 	github = api.Secret{
 		Name: "github", Kind: api.SecretBearer, Host: "api.github.com", Port: 443, Methods: []string{"GET"}, Paths: []string{"/repos/*"}, Variable: "GITHUB_TOKEN",
 		CreatedAt: at, ChangedAt: at,
@@ -74,4 +77,11 @@ func profile(name string) api.Profile {
 func withFilter(p api.Profile) api.Profile {
 	p.Seccomp = json.RawMessage(`{"defaultAction":"SCMP_ACT_ERRNO"}`)
 	return p
+}
+
+// countedCache is the volume with its usage.
+func countedCache() api.Volume {
+	v := cache
+	v.Usage = &api.VolumeUsage{Bytes: 10240, Inodes: 3}
+	return v
 }

@@ -51,13 +51,14 @@ type Answer struct {
 }
 
 // Names are the values of path parameters in examples.
-var Names = map[string]string{"id": "work", "exec": "main", "snapshot": "base", "profile": "hardened", "run": "run-1", "port": "8000", "secret": "github"}
+var Names = map[string]string{"id": "work", "exec": "main", "snapshot": "base", "profile": "hardened", "run": "run-1", "port": "8000", "secret": "github", "volume": "cache"}
 
 // parameters describes path parameters.
 var parameters = map[string]string{
 	"id":       "Id or name of a sandbox.",
 	"exec":     "Id of an exec, or `main` for the sandbox's main process.",
 	"snapshot": "Id or name of a snapshot.",
+	"volume":   "Name of a volume.",
 	"profile":  "Name of a profile.",
 	"run":      "Id of a hosted agent run.",
 	"port":     "Number of a TCP port.",

@@ -36,11 +36,12 @@ var Operations = []Operation{
 	},
 	{
 		ID: "diskUsage", Method: "GET", Path: "/v1/system/df", Tag: "System", Summary: "Measure disk space",
-		Detail: "Bytes on disk of your images, build cache, snapshots, sandboxes and logs. The daemon reads the names and sizes of all files of your sandboxes for it.",
+		Detail: "Bytes on disk of your images, build cache, snapshots, sandboxes, logs and volumes. The daemon reads the names and sizes of all files of your sandboxes and volumes for it.",
 		Answers: []Answer{ok(api.DiskUsage{
 			Images: api.DiskShare{Count: 2, Active: 1, Bytes: 148 << 20, Reclaimable: 20 << 20}, Sandboxes: api.DiskShare{Count: 1, Active: 1, Bytes: 5 << 20},
-			Logs:  api.DiskShare{Count: 1, Active: 1, Bytes: 12 << 10},
-			Files: []api.SandboxFiles{{ID: running.ID, Name: running.Name, State: running.State, Bytes: 5 << 20, Files: 31, Log: 12 << 10}},
+			Logs:    api.DiskShare{Count: 1, Active: 1, Bytes: 12 << 10},
+			Files:   []api.SandboxFiles{{ID: running.ID, Name: running.Name, State: running.State, Bytes: 5 << 20, Files: 31, Log: 12 << 10}},
+			Volumes: api.DiskShare{Count: 1, Bytes: 10240, Reclaimable: 10240}, VolumeFiles: []api.VolumeFiles{{Name: "cache", Bytes: 10240, Inodes: 3}},
 		})},
 	},
 	{
@@ -50,7 +51,7 @@ var Operations = []Operation{
 	},
 	{
 		ID: "events", Method: "GET", Path: "/v1/events", Tag: "System", Summary: "Read what has happened",
-		Detail: "One line for each change of your sandboxes, execs, published ports, images, builds, snapshots and secrets, in order. " +
+		Detail: "One line for each change of your sandboxes, execs, published ports, images, builds, snapshots, secrets and volumes, in order. " +
 			"About the last 8 MiB are kept, across restarts of the daemon. With `follow` the answer goes on with new events; " +
 			"a client that is too slow gets a line with `lost`, and goes on. To continue after an interruption, pass the last `id` as `since`. " +
 			"A last line with `error` says that the daemon stops.",
@@ -509,6 +510,53 @@ var Operations = []Operation{
 		Answers: []Answer{ok(api.NetworkList{Networks: []api.NamedNetwork{{Name: "back", Sandboxes: []api.NetworkMember{
 			{ID: running.ID, Name: "work", State: api.StateRunning, Address: "198.18.37.4"},
 		}}}})},
+	},
+
+	{
+		ID: "listVolumes", Method: "GET", Path: "/v1/volumes", Tag: "Volumes", Summary: "List volumes",
+		Detail: "Those of the caller, by name, with the sandboxes that have them.",
+		Query: []Parameter{
+			{Name: "label", Type: "string", Repeated: true, Detail: "`KEY=VALUE` that a volume must have.", Example: "app=shop"},
+			{Name: "dangling", Type: "boolean", Detail: "Only volumes that no sandbox has (`true`), or that one has (`false`).", Example: "true"},
+		},
+		Answers: []Answer{ok(api.VolumeList{Volumes: []api.Volume{cache}})},
+	},
+	{
+		ID: "createVolume", Method: "POST", Path: "/v1/volumes", Tag: "Volumes", Summary: "Make a volume",
+		Detail: "A volume of the name that is like the one that is asked for is the answer, with the status 200. " +
+			"A sandbox that names a volume which does not exist makes it, too. A caller has at most 1024.",
+		Body: optionalBody(api.CreateVolume{Name: "cache", Labels: map[string]string{"app": "shop"}, Size: 1 << 30}), Answers: []Answer{created(cache), ok(cache)},
+	},
+	{
+		ID: "importVolume", Method: "POST", Path: "/v1/volumes/import", Tag: "Volumes", Summary: "Fill a volume from a tar",
+		Detail: "The volume is made, or has no files and no running sandbox. All of the archive is unpacked, or nothing. Links are kept as they are and never followed; " +
+			"devices, sockets and extended attributes other than `user.*` are left out and listed in `skipped`.",
+		Query: []Parameter{
+			{Name: "name", Type: "string", Detail: "Name of the volume; made up if there is none.", Example: "copy"},
+			{Name: "size", Type: "integer", Detail: "As in createVolume.", Example: "1073741824"},
+			{Name: "inodes", Type: "integer", Detail: "As in createVolume.", Example: "20000"},
+			{Name: "label", Type: "string", Repeated: true, Detail: "`KEY=VALUE`.", Example: "app=shop"},
+		},
+		Body: tarBody("the files, plain or compressed with gzip or zstd"), Answers: []Answer{created(api.VolumeImported{Volume: cache, Files: 3, Bytes: 4096})},
+	},
+	{
+		ID: "pruneVolumes", Method: "POST", Path: "/v1/volumes/prune", Tag: "Volumes", Summary: "Delete unused volumes",
+		Detail: "Takes anonymous volumes that no sandbox has; with `all` also those with a name of their own.",
+		Body:   optionalBody(api.PruneVolumes{All: true}), Answers: []Answer{ok(api.VolumesRemoved{Removed: []string{"cache"}, Bytes: 10240})},
+	},
+	{
+		ID: "volume", Method: "GET", Path: "/v1/volumes/{volume}", Tag: "Volumes", Summary: "Read a volume", Detail: "Its files are counted for the answer.",
+		Answers: []Answer{ok(countedCache())},
+	},
+	{
+		ID: "exportVolume", Method: "GET", Path: "/v1/volumes/{volume}/export", Tag: "Volumes", Summary: "Export the files of a volume",
+		Detail: "A tar, with owners as sandboxes see them. Sandboxes may write meanwhile; a file that changes while it is read ends the answer with an error. " +
+			"Holes of files are sent as zeros, up to 1 TiB in all.",
+		Answers: []Answer{{Status: 200, Type: api.TypeTar}},
+	},
+	{
+		ID: "deleteVolume", Method: "DELETE", Path: "/v1/volumes/{volume}", Tag: "Volumes", Summary: "Delete a volume",
+		Detail: "One that a sandbox has, running or not, is a `conflict` that names the sandboxes.", Answers: []Answer{noContent},
 	},
 
 	{

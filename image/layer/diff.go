@@ -50,6 +50,9 @@ type DiffOptions struct {
 	// Holes leaves out the zeros of files that are mostly zeros, in a form that only [Apply] with
 	// FromDiff understands.
 	Holes bool
+	// Plain writes an archive of the directories as they are, not of changes: whiteouts and the marks
+	// of overlayfs mean nothing in it, and owners that no image can have become nobody.
+	Plain bool `json:",omitempty"`
 	// Anonymous leaves owners out. Files may then have ids that no image can have.
 	Anonymous bool `json:",omitempty"`
 }
@@ -65,7 +68,7 @@ type DiffOptions struct {
 // The result has no DiffID: the receiver of the stream hashes it on arrival.
 func Diff(w io.Writer, overlays []Overlay, opts DiffOptions) (Result, error) {
 	d := newDiffer(opts.Limits)
-	d.stored = opts.Stored
+	d.stored, d.plain = opts.Stored, opts.Plain
 	out := &archiver{differ: d, w: tar.NewWriter(w), latest: opts.Latest.UTC(), holes: opts.Holes, anonymous: opts.Anonymous, links: make(map[inode]named), buf: make([]byte, 256<<10)}
 	d.visit = out.entry
 	if err := d.run(overlays); err != nil {
@@ -127,6 +130,7 @@ type differ struct {
 	visit  func(*item) error
 	all    bool // also visit entries deleted by an opaque directory above them
 	stored bool // DiffOptions.Stored
+	plain  bool // DiffOptions.Plain
 	// at, lower and the rest belong to the overlay that is being walked; the lower directories are
 	// open.
 	at      string
@@ -307,7 +311,7 @@ func (d *differ) files(fd int, rel string, names []string, lowers []lowerDir, hi
 			continue
 		}
 		i := item{name: d.name(pathIn(rel, base)), base: base, dir: fd}
-		if strings.HasPrefix(base, whiteoutPrefix) {
+		if strings.HasPrefix(base, whiteoutPrefix) && !d.plain {
 			d.skip(i.name, "a layer would take it for a whiteout")
 			continue
 		}
@@ -553,6 +557,9 @@ func (d *differ) look(lowers []lowerDir, base string) (lowerEntry, error) {
 // whiteout reports whether the upper tree has a whiteout of either form: a device 0:0 or, since
 // Linux 6.7, an empty file with a mark.
 func (d *differ) whiteout(i *item) (bool, error) {
+	if d.plain {
+		return false, nil
+	}
 	if isWhiteout(&i.st) {
 		return true, nil
 	}
@@ -652,7 +659,10 @@ func (d *differ) xattrs(fd int, name string, note bool) (attributes, error) {
 		}
 	}
 	for _, attr := range names {
-		if mark, ok := strings.CutPrefix(attr, overlayPrefix); ok {
+		if mark, ok := strings.CutPrefix(attr, overlayPrefix); ok && d.plain {
+			skip(attr)
+			continue
+		} else if ok {
 			switch mark {
 			case "opaque":
 				value, err := overlayMark(fd, "opaque")
@@ -713,6 +723,9 @@ func getxattr(fd int, name string) (string, error) {
 // express, and formatting a local time opens /etc/localtime. In the child that does this, that is
 // the sandbox's file, perhaps a FIFO.
 var epoch = time.Unix(0, 0).UTC()
+
+// nobody is the owner of files whose own no image can have.
+const nobody = 65534
 
 // inode identifies a file with several names.
 type inode struct{ dev, ino uint64 }
@@ -893,6 +906,12 @@ func (a *archiver) file(i *item) error {
 func (a *archiver) describe(i *item, typ byte) (*tar.Header, error) {
 	if a.anonymous {
 		i.st.Uid, i.st.Gid = 0, 0
+	}
+	if a.plain && i.st.Uid > maxID {
+		i.st.Uid = nobody
+	}
+	if a.plain && i.st.Gid > maxID {
+		i.st.Gid = nobody
 	}
 	if i.st.Uid > maxID || i.st.Gid > maxID {
 		return nil, invalidf("its owner %d:%d is outside 0..%d, the ids of a sandbox", i.st.Uid, i.st.Gid, maxID)

@@ -89,6 +89,9 @@ func (x *extractor) entry(hdr *tar.Header, content io.Reader) error {
 	if name == "." {
 		dir, base = ".", "."
 	}
+	if x.opts.Plain {
+		return x.make(dir, base, name, hdr, content)
+	}
 	if hasComponent(dir, whiteoutMeta) || strings.HasPrefix(base, whiteoutMeta) && base != whiteoutOpaque {
 		x.skip(name, "a note of the aufs driver")
 		return nil
@@ -99,7 +102,11 @@ func (x *extractor) entry(hdr *tar.Header, content io.Reader) error {
 	if strings.HasPrefix(base, whiteoutPrefix) {
 		return x.whiteout(dir, base)
 	}
+	return x.make(dir, base, name, hdr, content)
+}
 
+// make extracts an entry that is no whiteout.
+func (x *extractor) make(dir, base, name string, hdr *tar.Header, content io.Reader) error {
 	if !x.opts.SingleID && (hdr.Uid < 0 || hdr.Uid > maxID || hdr.Gid < 0 || hdr.Gid > maxID) {
 		return invalidf("owner %d:%d is outside 0..%d, the ids of a sandbox", hdr.Uid, hdr.Gid, maxID)
 	}
@@ -334,7 +341,7 @@ func (x *extractor) copy(fd int, content io.Reader, at int64) error {
 		}
 		todo := x.buf[:n]
 		at += int64(n)
-		if x.opts.FromDiff && n > 0 {
+		if (x.opts.FromDiff || x.opts.Plain) && n > 0 {
 			if hole = n >= holeSize && allZero(todo); hole {
 				if _, err := unix.Seek(fd, at, io.SeekStart); err != nil {
 					return fmt.Errorf("leave a hole: %w", err)

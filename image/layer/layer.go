@@ -205,6 +205,9 @@ type Options struct {
 	// Lower need not be complete. Zeros that Diff has written out or left out (see
 	// [DiffOptions].Holes) become holes again.
 	FromDiff bool
+	// Plain is true for an archive that is no layer, such as that of a volume: names that would read as
+	// whiteouts are names, and zeros become holes.
+	Plain bool
 	// LowerReady returns when the layers below are complete, or with an error that ends the extraction;
 	// nil means that they are. The layers below are first read after that, when all of the stream has
 	// been read.

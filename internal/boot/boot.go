@@ -239,7 +239,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 			Agents: agents.New(agents.Options{
 				Dir: hosted.Runs, Max: o.AgentRuns, Start: helper.StartAgent, Signal: helper.SignalAgent, Log: log,
 			}),
-			Pools: o.Pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
+			Pools: o.Pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit, VolumeLimit: o.VolumeLimit,
 			RetentionLimits: o.retention(),
 			DiskReserve:     o.DiskReserve, Room: room,
 			Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, Log: log,

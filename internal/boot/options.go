@@ -61,6 +61,8 @@ type Options struct {
 	// SnapshotLimit is the maximum disk space of all snapshots, in bytes; the oldest are removed
 	// first.
 	SnapshotLimit int64
+	// VolumeLimit is the maximum sum of the sizes of all volumes, in bytes. Default: no limit.
+	VolumeLimit int64
 	// UnpackLimits limit the content of a new image.
 	UnpackLimits layer.Limits
 	// LogSize is the maximum size of a log file, in bytes, and LogFiles the maximum number of files

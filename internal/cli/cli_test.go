@@ -49,6 +49,11 @@ func serveFake(ctx context.Context, opts boot.Options) error {
 	return cmdtest.Serve(ctx, opts.Socket)
 }
 
+// sentVolume checks the one request that has changed a volume.
+func sentVolume(want string) func(*cmdtest.Daemon) string {
+	return func(f *cmdtest.Daemon) string { return cmp.Diff([]string{want}, f.Volumes) }
+}
+
 // TestCommands drives the command line against the fake daemon. A nil check accepts anything.
 func TestCommands(t *testing.T) {
 	is := func(want string) func(string) bool { return func(s string) bool { return s == want } }
@@ -254,11 +259,26 @@ func TestCommands(t *testing.T) {
 			return has("running for", "1m1.5s", "64MiB", "1.5s", "disk 259:0 written", "1MiB in 16", "12.3 % of 10 s")(s) && !strings.Contains(s, "swap") && !strings.Contains(s, "killed")
 		}},
 		{name: "system df", args: "system df", stdout: is("TYPE          TOTAL   ACTIVE   SIZE    RECLAIMABLE\nImages        2       1        148MB   37MB (25%)\nSandboxes     2       0        5MB     0B (0%)\n" +
-			"Snapshots     0       0        0B      0B\nLogs          0       0        0B      0B\nBuild cache   0       0        0B      0B\n")},
+			"Snapshots     0       0        0B      0B\nVolumes       0       0        0B      0B\nLogs          0       0        0B      0B\nBuild cache   0       0        0B      0B\n")},
 		{name: "system df -v", args: "system df -v", stdout: func(s string) bool {
 			return strings.Contains(s, "sb1       one       running   31      5MB    0B\n") && strings.Contains(s, "sb2       t\\x1bwo   lost      --      --     0B\n")
 		}},
-		{name: "system df --format", args: "system df --format {{.Type}}:{{.Size}}", stdout: is("Images:148MB\nSandboxes:5MB\nSnapshots:0B\nLogs:0B\nBuild cache:0B\n")},
+		{name: "system df --format", args: "system df --format {{.Type}}:{{.Size}}", stdout: is("Images:148MB\nSandboxes:5MB\nSnapshots:0B\nVolumes:0B\nLogs:0B\nBuild cache:0B\n")},
+		{name: "volume create", args: "volume create --size 1g --inodes 5k -l a=b -o inodes=6k x", stdout: is("made\n"), check: sentVolume(`POST /v1/volumes {"name":"x","labels":{"a":"b"},"size":1073741824,"inodes":6000}`)},
+		{name: "volume ls", args: "volume ls", stdout: is("NAME       LIMIT   FILES    SANDBOXES   CREATED\ncache      1GiB    131072   one         About an hour ago\ndata\\x1b   -       -        -           About an hour ago\n")},
+		{name: "volume ls -q --filter", args: "volume ls -q --filter label=app=shop --filter sandbox=one", stdout: is("cache\n")},
+		{name: "volume ls --filter dangling", args: "volume ls -q --filter dangling=true", stdout: is("data\\x1b\n")},
+		{name: "volume ls --format", args: "volume ls --filter name=ach --format {{.Name}}:{{.Size}}", stdout: is("cache:1073741824\n")},
+		{name: "volume ls of an unknown key", args: "volume ls --filter size=1", code: 2, stderr: has("dangling, driver, label, name, sandbox")},
+		{name: "volume inspect", args: "volume inspect -f {{.Name}}:{{.Usage.Bytes}} cache", stdout: is("cache:4096\n")},
+		{name: "volume rm", args: "volume rm nothing cache gone", code: 1, stdout: is("gone\n"), stderr: has("no such volume", "one (sb1) has it")},
+		{name: "volume rm -f", args: "volume rm -f nothing", stderr: none},
+		{name: "volume prune", args: "volume prune -l a=b", stdout: is("data\\x1b\n1 volumes, 5MB\n"), check: sentVolume(`POST /v1/volumes/prune {"labels":{"a":"b"}}`)},
+		{name: "volume prune --all", args: "volume prune --all", code: 2, stderr: has("--force")},
+		{name: "volume prune --all --force", args: "volume prune -af", stdout: has("1 volumes"), check: sentVolume(`POST /v1/volumes/prune {"all":true}`)},
+		{name: "volume export", args: "volume export cache", stdout: is("an archive")},
+		{name: "volume import", args: "volume import --size 2k copy", stdin: "tar", stdout: is("copy\n"), stderr: has("left out: null: a device"), check: sentVolume("POST /v1/volumes/import?name=copy&size=2048 tar")},
+		{name: "volume import of no file", args: "volume import copy /nonesuch", code: 1, stderr: has("/nonesuch")},
 		{name: "system df --format -v", args: "system df -v --format x", code: 2, stderr: has("give one of them")},
 		{name: "stats --json", args: "stats sb1 --json", setup: oneSandbox, stdout: func(s string) bool {
 			return has(`"current": 67108864`)(s) && !strings.Contains(s, "swap")

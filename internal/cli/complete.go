@@ -26,6 +26,7 @@ var argKinds = map[string]candidates{
 	"SNAPSHOT":  snapshotNames,
 	"IMAGE":     imageNames,
 	"REFERENCE": imageNames,
+	"VOLUME":    volumeNames,
 }
 
 // argExceptions are the arguments whose word in the usage line does not say what they are, by the
@@ -44,6 +45,7 @@ var flagKinds = map[string]candidates{
 	"profile":  profileNames,
 	"network":  networkNames,
 	"secret":   secretNames,
+	"volume":   volumeSources,
 }
 
 // addCompletion lets shells complete names of objects. It asks a running daemon and starts none;
@@ -194,6 +196,23 @@ func profileNames(ctx context.Context, c *client.Client, _ string) (out []cobra.
 	return out, err
 }
 
+func volumeNames(ctx context.Context, c *client.Client, _ string) (out []cobra.Completion, err error) {
+	all, err := c.Volumes(ctx, nil)
+	for _, v := range all {
+		out = append(out, described(v.Name, since(v.CreatedAt)))
+	}
+	return out, err
+}
+
+// volumeSources offers names of volumes with a colon, behind which the target stands.
+func volumeSources(ctx context.Context, c *client.Client, _ string) (out []cobra.Completion, err error) {
+	all, err := c.Volumes(ctx, nil)
+	for _, v := range all {
+		out = append(out, described(v.Name+":", since(v.CreatedAt)))
+	}
+	return out, err
+}
+
 func secretNames(ctx context.Context, c *client.Client, _ string) (out []cobra.Completion, err error) {
 	all, err := c.Secrets(ctx)
 	for _, s := range all {
@@ -220,7 +239,7 @@ func networkNames(ctx context.Context, c *client.Client, _ string) ([]cobra.Comp
 
 // anyNames offers what inspect takes.
 func anyNames(ctx context.Context, c *client.Client, word string) (out []cobra.Completion, err error) {
-	for _, kind := range []candidates{sandboxNames, snapshotNames, imageNames} {
+	for _, kind := range []candidates{sandboxNames, snapshotNames, imageNames, volumeNames} {
 		some, kerr := kind(ctx, c, word)
 		out = append(out, some...)
 		if err = kerr; err != nil {

@@ -43,6 +43,9 @@ func TestCompletion(t *testing.T) {
 		{line: "run --network fu|", want: "full\tall public addresses"},
 		{line: "inspect cle|", want: "clean\tof , -"},
 		{line: "secret rm git|", want: "github"},
+		{line: "volume rm ca|", want: "cache\tAbout an hour ago"},
+		{line: "volume export |", want: "cache\tAbout an hour ago"},
+		{line: "run -v ca|", want: "cache:\tAbout an hour ago"},
 	} {
 		before, _ := strings.CutSuffix(tt.line, "|")
 		got := cmdtest.Finish(t, cmdtest.Command(t, socket, append([]string{cobra.ShellCompRequestCmd}, strings.Split(before, " ")...)...))

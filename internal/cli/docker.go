@@ -25,7 +25,7 @@ type habit struct {
 // Reasons that several flags share.
 const (
 	noHostNamespaces = "a sandbox never shares a namespace of the host; leave the flag out"
-	noOtherVolumes   = "there are no volumes yet: -v DIR:TARGET mounts a directory of the host, and may be given to several sandboxes; sandboxd cp copies files in and out"
+	noOtherVolumes   = "name the volumes, with -v NAME:TARGET: several sandboxes may have the same one"
 	noHealth         = "health checks are not run yet; ask the program with sandboxd exec"
 	noDNS            = "names are resolved by the sandbox's gateway, by the host's resolver and the policy; --add-host adds names of your own"
 	noAddresses      = "every sandbox has the same address of its own namespace; sandboxes reach each other by name: --network net:NAME and --name"
@@ -46,7 +46,7 @@ var habits = []habit{
 	{name: "cgroupns", accepts: []string{"", "private"}, why: noHostNamespaces},
 	{name: "cgroup-parent", why: "sandboxes have cgroups below the daemon's own; limits are set with --memory, --cpus and --pids"},
 	{name: "volumes-from", why: noOtherVolumes},
-	{name: "volume-driver", why: noOtherVolumes},
+	{name: "volume-driver", accepts: []string{"local"}, why: "volumes are directories of the daemon's; there are no drivers"},
 	{name: "security-opt", accepts: []string{"no-new-privileges", "no-new-privileges:true", "no-new-privileges=true"}, why: "the filter of system calls and the other restrictions are the profile's: choose one with --profile (sandboxd profiles); no-new-privileges always holds"},
 	{name: "sysctl", why: "sysctls are the kernel's defaults in a sandbox's own namespaces and cannot be changed"},
 	{name: "runtime", accepts: []string{"runc"}, why: "sandboxd is the runtime; there is no other"},
@@ -159,14 +159,13 @@ var foreignFlags = map[string]string{
 	"build build-context": "there is one context, PATH",
 	"stop time":           "the time is --grace, in seconds or as 10s",
 	"stop signal":         "the signal is the sandbox's, given with --stop-signal when it is created",
-	"rm volumes":          "there are no volumes yet; leave the flag out",
 	"pull all-tags":       "tags are pulled one by one",
-	"prune volumes":       "there are no volumes yet; leave the flag out",
+	"prune volumes":       "sandboxd volume prune removes volumes that no sandbox has",
 }
 
 // shorthands of Docker's other commands.
 var foreignShorthands = map[string]string{
-	"rm v": "volumes", "build o": "output", "stop s": "signal", "pull a": "all-tags",
+	"build o": "output", "stop s": "signal", "pull a": "all-tags",
 }
 
 // explainFlag returns the error of a wrong flag, in a sentence where the flag is Docker's.
@@ -197,7 +196,6 @@ func explainFlag(cmd *cobra.Command, err error) error {
 
 // foreignCommands are commands of Docker that are none here, with what to type instead.
 var foreignCommands = map[string]string{
-	"volume":    "there are no volumes yet; sandboxd cp copies files in and out, snapshots keep them",
 	"container": "commands about sandboxes have no group: sandboxd ps, rm, logs and so on",
 	"restart":   "sandboxd stop SANDBOX, then sandboxd start SANDBOX",
 	"history":   "sandboxd image NAME shows an image with its history",

@@ -12,16 +12,22 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-const noVolumes = "there are no named volumes yet; name a directory of the host by its path, as in ./data:/data, or use --tmpfs for scratch space"
-
-// parseVolume reads SOURCE:TARGET[:ro] as Docker does.
+// parseVolume reads [SOURCE:]TARGET[:OPTION,...] as Docker does. A source with a slash, or that begins
+// with a dot, is a path of the host; another one is the name of a volume; without one the volume is
+// anonymous.
 func parseVolume(text string) (m api.Mount, err error) {
 	source, rest, ok := strings.Cut(text, ":")
 	if !ok {
-		return m, errors.New("want SOURCE:TARGET[:ro], as in ./src:/src:ro; " + noVolumes)
+		if !strings.HasPrefix(text, "/") {
+			return m, errors.New("want [SOURCE:]TARGET[:ro], as in data:/data, ./src:/src:ro or /scratch")
+		}
+		return api.Mount{Type: api.MountVolume, Target: text}, nil
 	}
 	target, options, _ := strings.Cut(rest, ":")
 	m = api.Mount{Type: api.MountBind, Target: target}
+	if source != "" && !isPath(source) {
+		m.Type, m.Source = api.MountVolume, source
+	}
 	if options != "" {
 		for o := range strings.SplitSeq(options, ",") {
 			if err := mountOption(&m, o); err != nil {
@@ -29,8 +35,18 @@ func parseVolume(text string) (m api.Mount, err error) {
 			}
 		}
 	}
-	m.Source, err = mountSource(source)
+	if m.NoCopy && m.Type == api.MountBind {
+		return m, errors.New("option nocopy: nothing is copied to a directory of the host; leave the option out")
+	}
+	if m.Type == api.MountBind {
+		m.Source, err = mountSource(source)
+	}
 	return m, err
+}
+
+// isPath tells a path of the host from the name of a volume.
+func isPath(source string) bool {
+	return strings.ContainsRune(source, '/') || strings.HasPrefix(source, ".")
 }
 
 // mountOption applies an option of the third part.
@@ -39,12 +55,14 @@ func mountOption(m *api.Mount, option string) error {
 	case "ro":
 		m.ReadOnly = true
 	case "rw", "z", "Z", "private", "rprivate": // always; nothing is labelled
+	case "nocopy":
+		m.NoCopy = true
 	case "shared", "rshared", "slave", "rslave":
 		return fmt.Errorf("%s: mounts that the host makes later never appear in a sandbox; leave the option out", option)
 	case "U":
 		return errors.New("option U: the ids of a mount are mapped, and no file of the host changes its owner; leave the option out")
 	default:
-		return fmt.Errorf("option %q: there are ro and rw", option)
+		return fmt.Errorf("option %q: there are ro, rw and nocopy", option)
 	}
 	return nil
 }
@@ -55,8 +73,8 @@ func mountSource(source string) (string, error) {
 	if source == "" {
 		return "", errors.New("the source is missing")
 	}
-	if !strings.ContainsRune(source, '/') && source != "." && source != ".." {
-		return "", fmt.Errorf("%q is no path: %s", source, noVolumes)
+	if !isPath(source) {
+		return "", fmt.Errorf("%q is no path: write ./%s for a directory here, or type=volume for a volume", source, source)
 	}
 	abs, err := filepath.Abs(source)
 	if err != nil {
@@ -68,8 +86,9 @@ func mountSource(source string) (string, error) {
 	return abs, nil
 }
 
-// parseMount reads the value of --mount: type=bind,source=DIR,target=PATH[,readonly] or
-// type=tmpfs,target=PATH[,tmpfs-size=SIZE]. One of the results is set.
+// parseMount reads the value of --mount: type=bind,source=DIR,target=PATH[,readonly],
+// type=volume[,source=NAME],target=PATH or type=tmpfs,target=PATH[,tmpfs-size=SIZE]. One of the results
+// is set. The default is volume, as in Docker.
 func parseMount(text string) (*api.Mount, *api.Scratch, error) {
 	m := api.Mount{}
 	var size int64
@@ -97,6 +116,16 @@ func parseMount(text string) (*api.Mount, *api.Scratch, error) {
 			} else {
 				m.GID = &n
 			}
+		case "volume-nocopy":
+			if m.NoCopy, err = strconv.ParseBool(value); !given {
+				m.NoCopy, err = true, nil
+			}
+		case "volume-driver":
+			if value != "local" {
+				return nil, nil, errors.New("volume-driver: volumes are directories of the daemon's; leave the option out")
+			}
+		case "volume-opt", "volume-label", "volume-subpath":
+			return nil, nil, fmt.Errorf("%s: make the volume first, with sandboxd volume create", name)
 		case "tmpfs-size":
 			if size, err = units.RAMInBytes(value); err == nil && size <= 0 {
 				err = errors.New("less than a byte")
@@ -108,7 +137,7 @@ func parseMount(text string) (*api.Mount, *api.Scratch, error) {
 				return nil, nil, errors.New("bind-propagation: mounts that the host makes later never appear in a sandbox; leave the option out")
 			}
 		default:
-			return nil, nil, fmt.Errorf("option %q: there are type, source, target, readonly, uid, gid, tmpfs-size and tmpfs-mode", o)
+			return nil, nil, fmt.Errorf("option %q: there are type, source, target, readonly, uid, gid, volume-nocopy, tmpfs-size and tmpfs-mode", o)
 		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("option %q: not a valid %s", o, name)
@@ -134,10 +163,15 @@ func parseMount(text string) (*api.Mount, *api.Scratch, error) {
 		return nil, s, nil
 	case size != 0 || mode != 0:
 		return nil, nil, errors.New("tmpfs-size and tmpfs-mode are for type=tmpfs")
-	case m.Type == "" || m.Type == "volume":
-		return nil, nil, errors.New(noVolumes + "; a directory has type=bind")
+	case m.Type == "" || m.Type == api.MountVolume:
+		if m.Type = api.MountVolume; isPath(m.Source) {
+			return nil, nil, fmt.Errorf("source %q is a path, not the name of a volume; a directory of the host has type=bind", m.Source)
+		}
+		return &m, nil, nil
 	case m.Type != api.MountBind:
-		return nil, nil, fmt.Errorf("type %q: there are bind and tmpfs", m.Type)
+		return nil, nil, fmt.Errorf("type %q: there are bind, volume and tmpfs", m.Type)
+	case m.NoCopy:
+		return nil, nil, errors.New("volume-nocopy is for type=volume")
 	}
 	m.Source, err = mountSource(m.Source)
 	return &m, nil, err

@@ -43,7 +43,8 @@ processes are dead and their files are gone.`,
 func (o *rmOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVarP(&o.all, "all", "a", false, "delete all of yours")
 	f.BoolVar(&o.json, "json", false, "print what was deleted as JSON")
-	addHabits(f, habit{name: "force", short: "f", bare: true, accepts: []string{"true"}}) // one that runs is deleted too
+	addHabits(f, habit{name: "force", short: "f", bare: true, accepts: []string{"true"}})   // one that runs is deleted too
+	addHabits(f, habit{name: "volumes", short: "v", bare: true, accepts: []string{"true"}}) // anonymous ones go in any case
 }
 
 func runRm(ctx context.Context, ids []string, opts rmOptions, d deps) error {

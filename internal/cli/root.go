@@ -68,7 +68,7 @@ it where none is running.
 		newRun, newCreate, newExec, newPs, newStop, newStart, newPause, newResume, newUpdate, newStats, newSystem, newRename, newInspect, newDiff, newChanges, newApply, newCommit, newRm, newPruneEnded, newCp, newFiles,
 		newSnapshot, newSnapshots, newFork, newRollback,
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
-		newAttach, newExecs, newKill, newTop, newLogs, newEvents, newFlows, newPort, newOpen, newNetwork, newSecret, newWait,
+		newAttach, newExecs, newKill, newTop, newLogs, newEvents, newFlows, newPort, newOpen, newNetwork, newVolume, newSecret, newWait,
 		newAgent,
 		newServe, newConfig, newShutdown, newDoctor, newProfiles, newPolicy, newDocs, newVersion,
 	} {

@@ -40,7 +40,7 @@ type serveOptions struct {
 	ceiling    string
 
 	imageLimit, snapshotLimit, memory, reserve cmdline.Size
-	logSize, logLimit, agentLimit              cmdline.Size
+	logSize, logLimit, agentLimit, volumeLimit cmdline.Size
 }
 
 // backgroundIdleExit is the default of --idle-exit of a daemon that a command has started.
@@ -97,6 +97,7 @@ func (o *serveOptions) convert(socket string) error {
 		return cmdline.Usagef("--agent-runs %d: must be from 1 to 1000", o.AgentRuns)
 	}
 	o.Socket, o.ImageLimit, o.SnapshotLimit, o.LogSize = socket, o.imageLimit.Bytes, o.snapshotLimit.Bytes, o.logSize.Bytes
+	o.VolumeLimit = o.volumeLimit.Bytes
 	o.LogLimit, o.AgentLimit = o.logLimit.Bytes, o.agentLimit.Bytes
 	o.Memory, o.DiskReserve = o.memory.Bytes, -1
 	if o.reserve.Given {
@@ -136,6 +137,7 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.level, "log-level", o.level, "least `level` that is logged: debug, info, warn or error")
 	f.Var(&o.imageLimit, "image-limit", "maximum disk space for images, such as 20g; least recently used ones without a sandbox are removed first (default: no limit)")
 	f.Var(&o.snapshotLimit, "snapshot-limit", "maximum disk space for snapshots, such as 20g; oldest ones without a sandbox are removed first (default: no limit)")
+	f.Var(&o.volumeLimit, "volume-limit", "maximum sum of the sizes of all volumes, such as 100g, of which a tenant may have a quarter; a volume that names no size gets a 64th (default: no limit)")
 	f.Var(&o.logSize, "log-size", "maximum size of a log file, such as 1m, before the next one is started; at least 256k")
 	f.Var(&o.logLimit, "log-limit", "maximum disk space for logs, such as 10g; oldest files of the largest logs are removed first, except those being written")
 	f.Var(&o.agentLimit, "agent-limit", "maximum disk space for hosted runs, such as 100g; oldest idle ones are removed first, after at least an hour; 0: no limit")

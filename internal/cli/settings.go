@@ -43,8 +43,8 @@ func (s *settingFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.hostname, "hostname", "", "`name` of the host that programs see (default: the sandbox's name)")
 	f.BoolVar(&s.readOnly, "read-only", false, "make the root read-only, with /tmp and /run too; see --tmpfs")
 	f.StringArrayVar(&s.tmpfs, "tmpfs", nil, "mount an empty file system in memory: `PATH[:OPTION,...]`, by default size=64m,mode=1777,noexec; also uid, gid and exec; repeatable")
-	f.StringArrayVarP(&s.volumes, "volume", "v", nil, "mount a directory or file of the host that serve --mount-root allows: `SOURCE:TARGET[:ro]`; repeatable")
-	f.StringArrayVar(&s.mounts, "mount", nil, "mount by `options`: type=bind,source=PATH,target=PATH[,readonly][,uid=N,gid=N], or type=tmpfs,target=PATH[,tmpfs-size=SIZE]; repeatable")
+	f.StringArrayVarP(&s.volumes, "volume", "v", nil, "mount a volume by its name, or a directory or file of the host that serve --mount-root allows: `[SOURCE:]TARGET[:ro]`; repeatable")
+	f.StringArrayVar(&s.mounts, "mount", nil, "mount by `options`: type=volume,source=NAME,target=PATH[,readonly][,volume-nocopy], type=bind,source=PATH,target=PATH[,readonly][,uid=N,gid=N], or type=tmpfs,target=PATH[,tmpfs-size=SIZE]; repeatable")
 	s.shm.Least = 1
 	f.Var(&s.shm, "shm-size", "size of /dev/shm, such as 256m (default 64m)")
 	f.StringArrayVar(&s.ulimits, "ulimit", nil, "limit each process: `NAME=SOFT[:HARD]`, as nofile=1024:4096; names as in exec --rlimit; repeatable")

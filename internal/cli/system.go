@@ -53,10 +53,10 @@ func newSystemDf(d deps) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "df",
 		Short: "Show disk space by kind of object",
-		Long: `Show the disk space of your images, build cache, snapshots, sandboxes and logs.
-Layers that several share are counted once. RECLAIMABLE goes when what is not in use
-is removed: "sandboxd images prune --all", "sandboxd snapshots prune" and "sandboxd
-prune" remove it.
+		Long: `Show the disk space of your images, build cache, snapshots, sandboxes, volumes and
+logs. Layers that several share are counted once. RECLAIMABLE goes when what is not
+in use is removed: "sandboxd images prune --all", "sandboxd snapshots prune",
+"sandboxd volume prune --all" and "sandboxd prune" remove it.
 
 The space of a sandbox is that of the files that its programs have written or changed;
 the daemon reads their names and sizes, and a sparse file counts with its holes.`,
@@ -69,7 +69,7 @@ the daemon reads their names and sizes, and a sparse file counts with its holes.
 }
 
 func (o *dfOptions) addFlags(f *pflag.FlagSet) {
-	f.BoolVarP(&o.verbose, "verbose", "v", false, "list each image, snapshot and sandbox, too")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "list each image, snapshot, sandbox and volume, too")
 	f.StringVar(&o.format, "format", "", formatUsage)
 	f.BoolVar(&o.json, "json", false, "print all of it as JSON")
 }
@@ -112,7 +112,7 @@ func runDf(ctx context.Context, opts dfOptions, d deps) error {
 	if opts.json {
 		return cmdline.PrintJSON(d.Stdout, u)
 	}
-	rows := []dfRow{{"Images", u.Images}, {"Sandboxes", u.Sandboxes}, {"Snapshots", u.Snapshots}, {"Logs", u.Logs}, {"Build cache", u.BuildCache}}
+	rows := []dfRow{{"Images", u.Images}, {"Sandboxes", u.Sandboxes}, {"Snapshots", u.Snapshots}, {"Volumes", u.Volumes}, {"Logs", u.Logs}, {"Build cache", u.BuildCache}}
 	if format != nil {
 		return printAll(d.Stdout, format, rows)
 	}
@@ -123,11 +123,11 @@ func runDf(ctx context.Context, opts dfOptions, d deps) error {
 	if err := cmdline.Table(d.Stdout, table); err != nil || !opts.verbose {
 		return err
 	}
-	return listUsage(ctx, c, u.Files, d)
+	return listUsage(ctx, c, u, d)
 }
 
 // listUsage prints a table for each kind of object.
-func listUsage(ctx context.Context, c *client.Client, files []api.SandboxFiles, d deps) error {
+func listUsage(ctx context.Context, c *client.Client, u *api.DiskUsage, d deps) error {
 	images, err := c.Images(ctx)
 	if err != nil {
 		return err
@@ -146,14 +146,22 @@ func listUsage(ctx context.Context, c *client.Client, files []api.SandboxFiles, 
 		ofSnapshots = append(ofSnapshots, []string{s.ID, s.Name, since(s.CreatedAt), size(s.Size)})
 	}
 	ofSandboxes := [][]string{{"SANDBOX", "NAME", "STATE", "FILES", "SIZE", "LOG"}}
-	for _, f := range files {
+	for _, f := range u.Files {
 		row := []string{f.ID, f.Name, string(f.State), strconv.FormatInt(f.Files, 10), size(f.Bytes), size(f.Log)}
 		if f.Unknown != "" {
 			row[3], row[4] = unknown, unknown
 		}
 		ofSandboxes = append(ofSandboxes, row)
 	}
-	for _, table := range [][][]string{ofImages, ofSandboxes, ofSnapshots} {
+	ofVolumes := [][]string{{"VOLUME", "SANDBOXES", "FILES", "SIZE"}}
+	for _, v := range u.VolumeFiles {
+		row := []string{v.Name, strconv.Itoa(v.Sandboxes), strconv.FormatInt(v.Inodes, 10), size(v.Bytes)}
+		if v.Unknown != "" {
+			row[2], row[3] = unknown, unknown
+		}
+		ofVolumes = append(ofVolumes, row)
+	}
+	for _, table := range [][][]string{ofImages, ofSandboxes, ofSnapshots, ofVolumes} {
 		if _, err := fmt.Fprintln(d.Stdout); err != nil {
 			return err
 		}

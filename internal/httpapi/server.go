@@ -291,6 +291,14 @@ var routes = []route{
 
 	{"GET", "/v1/networks", tenant, (*Server).getNetworks},
 
+	{"GET", "/v1/volumes", tenant, (*Server).getVolumes},
+	{"POST", "/v1/volumes", tenant, (*Server).postVolume},
+	{"POST", "/v1/volumes/import", tenant, (*Server).postVolumeImport},
+	{"POST", "/v1/volumes/prune", tenant, (*Server).postVolumesPrune},
+	{"GET", "/v1/volumes/{volume}", tenant, (*Server).getVolume},
+	{"DELETE", "/v1/volumes/{volume}", tenant, (*Server).deleteVolume},
+	{"GET", "/v1/volumes/{volume}/export", tenant, (*Server).getVolumeExport},
+
 	{"GET", "/v1/secrets", tenant, (*Server).getSecrets},
 	{"PUT", "/v1/secrets/{secret}", tenant, (*Server).putSecret},
 	{"DELETE", "/v1/secrets/{secret}", tenant, (*Server).deleteSecret},

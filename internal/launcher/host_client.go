@@ -569,12 +569,17 @@ func (c *Client) ListDiff(ctx context.Context, req runtime.DiffRequest, found fu
 	})
 }
 
-// diff sends the request and lets receive take the stream, which is complete only if diff returns
-// no error.
+// diff asks for the changes of a sandbox, see stream.
 func (c *Client) diff(ctx context.Context, req *diffRequest, receive func(io.Reader) error) (runtime.DiffResult, error) {
+	return c.stream(ctx, &request{Op: opDiff, Diff: req}, receive)
+}
+
+// stream sends a request with a pipe and lets receive take what comes from it, which is complete only
+// if stream returns no error.
+func (c *Client) stream(ctx context.Context, req *request, receive func(io.Reader) error) (runtime.DiffResult, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
-		return runtime.DiffResult{}, fmt.Errorf("launcher diff: %w", err)
+		return runtime.DiffResult{}, fmt.Errorf("launcher %s: %w", req.Op, err)
 	}
 	received := make(chan error, 1)
 	go func() {
@@ -582,7 +587,7 @@ func (c *Client) diff(ctx context.Context, req *diffRequest, receive func(io.Rea
 		// Close the pipe at once when no more is wanted: the writer then ends with an error.
 		received <- errors.Join(err, r.Close())
 	}()
-	resp, err := c.ask(ctx, &request{Op: opDiff, Diff: req}, w)
+	resp, err := c.ask(ctx, req, w)
 	_ = w.Close() // the launcher has its own copy
 	if err != nil {
 		_ = r.SetReadDeadline(time.Unix(1, 0)) // after a cancellation the child may write on for a while
@@ -595,7 +600,7 @@ func (c *Client) diff(ctx context.Context, req *diffRequest, receive func(io.Rea
 	case err != nil:
 		return runtime.DiffResult{}, err
 	case resp.Layer == nil:
-		return runtime.DiffResult{}, errors.New("launcher diff: empty answer")
+		return runtime.DiffResult{}, fmt.Errorf("launcher %s: empty answer", req.Op)
 	}
 	return runtime.DiffResult(*resp.Layer), nil
 }

@@ -176,7 +176,7 @@ func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result
 	if err := checkCapabilities(applyCapabilities); err != nil {
 		return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
 	}
-	opts := layer.Options{MediaType: job.MediaType, DiffID: job.DiffID, Limits: job.Limits, SingleID: job.Single, Lower: []*os.Root{}, FromDiff: job.FromDiff}
+	opts := layer.Options{MediaType: job.MediaType, DiffID: job.DiffID, Limits: job.Limits, SingleID: job.Single, Lower: []*os.Root{}, FromDiff: job.FromDiff, Plain: job.Plain}
 	for _, fd := range job.Lower {
 		r, err := rootOf(fd)
 		if err != nil {

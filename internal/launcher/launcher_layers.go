@@ -380,6 +380,7 @@ type applyJob struct {
 	Limits    layer.Limits `json:"limits"`
 	Single    bool         `json:"single"`
 	FromDiff  bool         `json:"from_diff,omitempty"`
+	Plain     bool         `json:"plain,omitempty"` // layer.Options.Plain
 	// Of the second stage:
 	Lower    []int `json:"lower,omitempty"`    // descriptors of the layers below, highest first
 	Landlock bool  `json:"landlock,omitempty"` // holds it

@@ -157,7 +157,7 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 		defer s.holdStart(ctx, req.Spec.ID)()
 	}
 	work, done := ctx, func() {}
-	if req.Op == opApply || req.Op == opDiff || req.Op == opSnapshot || req.Op == opStop || req.Op == opRemoveLayer {
+	if req.Op == opApply || req.Op == opDiff || req.Op == opSnapshot || req.Op == opStop || req.Op == opRemoveLayer || req.Op == opVolume {
 		// These last as long as the daemon, the writer of the layer, or the sandbox likes. A removal of a
 		// layer that is being extracted may be unwanted once its client is gone. The others take
 		// milliseconds and are completed in any case.
@@ -273,6 +273,8 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		want = len(req.Apply.Layers)
 	case req.Op == opRange:
 		want = len(rangeDirs)
+	case req.Op == opVolume:
+		want = req.Volume.files()
 	}
 	switch starts := req.Op == opCreate || req.Op == opStart; {
 	case withMount(req):
@@ -398,6 +400,8 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		}
 	case opRemoveLayer:
 		err = s.Layers.Remove(ctx, req.Layer)
+	case opVolume:
+		err = s.volume(ctx, req.Volume, files, resp)
 	case opShutdown:
 	case opSession:
 		err = errors.New("launcher session: not a request to handle")

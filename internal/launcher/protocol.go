@@ -51,6 +51,7 @@ const (
 	opRange       op = "range"
 	opNetwork     op = "network"
 	opSocket      op = "network-socket"
+	opVolume      op = "volume"
 	opShutdown    op = "shutdown"
 )
 
@@ -68,6 +69,7 @@ type request struct {
 	Snap   *snapshotRequest    `json:"snap,omitempty"`   // snapshot
 	Range  int                 `json:"range,omitempty"`  // range: its number; with its mounts
 	Socket string              `json:"socket,omitempty"` // network-socket: "tcp", "udp" or "diag"
+	Volume *volumeRequest      `json:"volume,omitempty"` // volume; with the pipe of an archive
 	// Set names the set to store, with its descriptors, or to drop; for withdraw the last one of the
 	// answer before.
 	Set wireSet `json:"deposit,omitzero"`
@@ -94,7 +96,7 @@ type response struct {
 	Enforced *api.Enforced `json:"enforced,omitempty"` // update
 	Stats    *api.Stats    `json:"stats,omitempty"`
 	Count    int           `json:"count,omitempty"`
-	Layer    *layer.Result `json:"layer,omitempty"` // diff, snapshot
+	Layer    *layer.Result `json:"layer,omitempty"` // diff, snapshot, volume
 	// Of apply: one for each layer, with an error for each below the failed one.
 	Layers []layer.Result `json:"layers,omitempty"`
 	Frozen bool           `json:"frozen,omitempty"`   // snapshot: the sandbox stood still while it was read
@@ -102,6 +104,8 @@ type response struct {
 	Range  int            `json:"range,omitempty"`    // create, start: number of the range that is wanted first, or for which mounts are wanted
 	// Sockets is the number of descriptors of network and network-socket.
 	Sockets int `json:"sockets,omitempty"`
+	// Usage is that of a measured volume.
+	Usage *runtime.VolumeUsage `json:"usage,omitempty"`
 }
 
 type wireStarted struct {
@@ -176,6 +180,8 @@ var classes = []struct {
 	{"no-network", runtime.ErrNoNetwork},
 	{"no-owner", runtime.ErrNoOwner},
 	{"too-many", runtime.ErrTooMany},
+	{"volume-in-use", runtime.ErrVolumeInUse},
+	{"volume-not-empty", runtime.ErrVolumeNotEmpty},
 	{"wants-range", errWantsRange},
 	{"wants-mounts", errWantsMounts},
 	{"wants-workspace", errWantsWorkspace},

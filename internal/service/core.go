@@ -44,6 +44,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/service/events"
 	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/internal/service/pool"
+	"github.com/sandboxd/sandboxd/internal/volume"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -172,6 +173,7 @@ type Options struct {
 	LogSize      int64         // bytes of one file of a sandbox's log; default 4 MiB, at least 256 KiB
 	LogFiles     int           // files of one sandbox's log; default 3
 	LogLimit     int64         // bytes of all logs; default 2 GiB
+	VolumeLimit  int64         // bytes of the sizes of all volumes; default: no limit
 	MaxSandboxes int           // default 1000
 	Timeout      time.Duration // default time of a sandbox; default one hour
 	IdleTimeout  time.Duration // default idle time of a sandbox; default ten minutes
@@ -200,11 +202,13 @@ type core struct {
 	pools      *pool.Pools
 	networks   *network.Networks
 	events     *events.Log
+	volumes    *volume.Store
 
 	// The engine's abilities, nil if it lacks them.
 	differ      runtime.Differ          // else diff, commit, snapshots and RUN fail
 	descriptors runtime.DescriptorStore // else detached execs end with the daemon
 	describer   runtime.Describer       // else the engine's pid and defaults are unknown
+	volumer     runtime.Volumer         // else there are no volumes
 }
 
 // Service is the whole that all faces share.
@@ -225,6 +229,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	s.differ, _ = runtime.As[runtime.Differ](opts.Engine)
 	s.descriptors, _ = runtime.As[runtime.DescriptorStore](opts.Engine)
 	s.describer, _ = runtime.As[runtime.Describer](opts.Engine)
+	s.volumer, _ = runtime.As[runtime.Volumer](opts.Engine)
 	networker, _ := runtime.As[runtime.Networker](opts.Engine)
 	var err error
 	s.networks, err = network.Open(network.Options{
@@ -233,6 +238,9 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		Store: secrets.NewStore(filepath.Join(opts.DataDir, "secrets")), Log: s.log,
 	})
 	if err != nil {
+		return nil, fmt.Errorf("start service: %w", err)
+	}
+	if s.volumes, err = volume.Open(filepath.Join(opts.DataDir, "volumes"), opts.VolumeLimit); err != nil {
 		return nil, fmt.Errorf("start service: %w", err)
 	}
 	s.events = events.Open(events.Options{Dir: filepath.Join(opts.DataDir, "events"), Log: s.log})
@@ -251,6 +259,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		PoolChanged:  s.pools.Changed,
 		Exercise:     pool.Exercise,
 		Changed:      s.events.Publish,
+		Volumes:      s.volumesOf,
 		Log:          s.log,
 	})
 	if err != nil {
@@ -277,6 +286,7 @@ func (s *Service) Maintain(ctx context.Context) {
 	every := cmp.Or(c.opts.RetainEvery, retainEvery)
 	tasks := []func(){
 		func() { c.enforceImages(ctx) },
+		func() { c.collectVolumes(ctx) },
 		func() { c.pools.Fill(ctx) },
 		func() { c.retain(ctx, every) },
 		func() { c.retainRuns(ctx, every) },

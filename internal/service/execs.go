@@ -772,6 +772,7 @@ func (s *core) forgetSandbox(ctx context.Context, id string) {
 		if err := s.networks.Forget(id); err != nil {
 			s.log.Error("the flows of a deleted sandbox are left until the next start", "id", id, "error", err)
 		}
+		s.collectVolumes(ctx)
 	}()
 	for _, x := range all {
 		if x.log == nil {

@@ -74,6 +74,12 @@ func (s *core) follow(x *Execution) bool {
 
 // create makes a sandbox and starts its main process, if it has one.
 func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, error) {
+	release, err := s.prepareVolumes(&r)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	// When Create returns, the supervisor has the sandbox, or there is none.
+	defer func() { release(ctx) }()
 	ports, err := s.networks.Publish(ctx, r.Ports)
 	if err != nil {
 		return api.Sandbox{}, err

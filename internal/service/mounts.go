@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -26,10 +27,22 @@ func validateMounts(set *api.Settings, profile []api.Scratch) error {
 	}
 	for i := range set.Mounts {
 		m := &set.Mounts[i]
-		if m.Type != api.MountBind {
-			return class.Invalidf("mounts[%d].type %q: must be %q", i, class.Clip(m.Type), api.MountBind)
+		paths := []struct{ what, path string }{{"mount source", m.Source}, {"mount target", m.Target}}
+		switch {
+		case m.Type == api.MountVolume:
+			if err := validateVolumeName(m.Source); err != nil {
+				return err
+			}
+			paths = paths[1:]
+		case m.Type != api.MountBind:
+			return class.Invalidf("mounts[%d].type %q: must be %q or %q", i, class.Clip(m.Type), api.MountBind, api.MountVolume)
+		case m.NoCopy:
+			return class.Invalidf("mounts[%d].no_copy: nothing is ever copied to a directory of the host", i)
 		}
-		for _, p := range []struct{ what, path string }{{"mount source", m.Source}, {"mount target", m.Target}} {
+		if m.Anonymous {
+			return class.Invalidf("mounts[%d].anonymous: it is in answers only; leave source empty for a volume that goes with the sandbox", i)
+		}
+		for _, p := range paths {
 			if err := validatePath(p.what, p.path); err != nil {
 				return err
 			}
@@ -77,6 +90,9 @@ func fillMounts(set *api.Settings, p *runtime.Profile, user string) error {
 		m := &set.Mounts[i]
 		if m.UID == nil {
 			uid, gid, ok := numbersOf(user)
+			if !ok && m.Type == api.MountVolume {
+				continue // root owns a new one
+			}
 			if !ok {
 				return class.Invalidf("mount %s: the programs' user is %q, a name; say its numbers: uid=N,gid=N of the mount, or --user UID:GID", m.Target, class.Clip(user))
 			}
@@ -88,12 +104,20 @@ func fillMounts(set *api.Settings, p *runtime.Profile, user string) error {
 		if m.GID == nil {
 			m.GID = m.UID
 		}
-		if first := &set.Mounts[0]; *m.UID != *first.UID || *m.GID != *first.GID {
+		if m.Type == api.MountVolume {
+			continue
+		}
+		if first := &set.Mounts[firstBind(set.Mounts)]; *m.UID != *first.UID || *m.GID != *first.GID {
 			return class.Invalidf("mounts: %s has the ids %d:%d, and %s has %d:%d; all mounts of a sandbox have the same",
 				first.Target, *first.UID, *first.GID, m.Target, *m.UID, *m.GID)
 		}
 	}
 	return nil
+}
+
+// firstBind returns the index of the first mount of the host's files; -1 if there is none.
+func firstBind(mounts []api.Mount) int {
+	return slices.IndexFunc(mounts, func(m api.Mount) bool { return m.Type == api.MountBind })
 }
 
 // numbersOf returns the ids of a user that no file of the image must be asked for. A user without a

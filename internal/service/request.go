@@ -23,6 +23,7 @@ type origin struct {
 	cwd, user               string
 	entrypoint, cmd         []string
 	stopSignal              string
+	volumes                 []string // places of the image's VOLUMEs
 }
 
 // request returns the request for a sandbox of this origin with the values that a valid client's
@@ -51,7 +52,7 @@ func (s *API) request(from *origin, ask *api.CreateSandbox) (_ runtime.Request, 
 	if r.User, err = programUser(&from.profile, ask.User, from.user); err != nil {
 		return r, err
 	}
-	if len(r.Mounts) > 0 && s.caller.Tenant != "" {
+	if firstBind(r.Mounts) >= 0 && s.caller.Tenant != "" {
 		return r, class.Mark(class.ErrInvalid, errTenantMounts)
 	}
 	if err := fillMounts(&r.Settings, &from.profile, r.User); err != nil {
@@ -60,6 +61,7 @@ func (s *API) request(from *origin, ask *api.CreateSandbox) (_ runtime.Request, 
 	if err := s.workspace(&r, ask.Cwd != ""); err != nil {
 		return r, err
 	}
+	addVolumes(&r, from)
 	if r.Timeout, err = s.lifetime(ask.Timeout); err != nil {
 		return r, err
 	}

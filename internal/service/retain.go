@@ -94,6 +94,7 @@ func (s *Service) SetRetention(r RetentionLimits) { s.core.retention.Store(&r) }
 // retain removes expired sandboxes and snapshots until ctx ends.
 func (s *core) retain(ctx context.Context, look time.Duration) {
 	every(ctx, look, func(now, up time.Time) {
+		s.collectVolumes(ctx) // what a removal that failed has left
 		kept := s.retention.Load()
 		if r := (retention{kept.EndedAge, kept.EndedLimit, kept.SnapshotAge}); r != (retention{}) {
 			s.removeOverdue(ctx, r, now, up)

@@ -47,6 +47,7 @@ func (s *API) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api.San
 		image: reference, digest: img.Digest, imageEnv: img.Config.Env, rootfs: img.Rootfs, profile: profile, defaults: defaults,
 		env: profile.Env, cwd: cmp.Or(strings.TrimSuffix(img.Config.WorkingDir, "/"), profile.Cwd, "/"), user: img.Config.User,
 		entrypoint: img.Config.Entrypoint, cmd: img.Config.Cmd, stopSignal: stopSignal(img.Config),
+		volumes: img.Config.Volumes,
 	}
 	if err := imageCommand(&from, &req); err != nil {
 		return api.Sandbox{}, class.Mark(image.ErrInvalid, fmt.Errorf("image %q: %w", reference, err))

@@ -249,6 +249,12 @@ func (s *API) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request, err
 	settings := rec.Settings
 	settings.Workspace = nil    // a fork's would have the changes of none
 	settings.AutoRemove = false // forks are made to be kept
+	settings.Mounts = slices.Clone(rec.Mounts)
+	for i := range settings.Mounts {
+		if m := &settings.Mounts[i]; m.Anonymous { // each has its own
+			m.Source, m.Anonymous = "", false
+		}
+	}
 	profile, _, err := s.profileOf(rec)
 	if err != nil {
 		return runtime.Request{}, err

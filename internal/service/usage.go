@@ -72,6 +72,9 @@ func (s *API) DiskUsage(ctx context.Context) (api.DiskUsage, error) {
 		return api.DiskUsage{}, fmt.Errorf("measure images: %w", err)
 	}
 	u := api.DiskUsage{Images: stored.Images, BuildCache: stored.Steps, Snapshots: stored.Snapshots, Files: []api.SandboxFiles{}}
+	if err := s.volumeUsage(ctx, &u); err != nil {
+		return api.DiskUsage{}, fmt.Errorf("measure volumes: %w", err)
+	}
 	for _, rec := range s.supervisor.List(runtime.Filter{Tenant: s.caller.Tenant}) {
 		if !s.visible(&rec) {
 			continue
@@ -126,4 +129,25 @@ func (s *API) measureFiles(ctx context.Context, f *api.SandboxFiles) error {
 		return nil
 	})
 	return whole(err)
+}
+
+// volumeUsage adds the volumes of the caller's tenant.
+func (s *API) volumeUsage(ctx context.Context, u *api.DiskUsage) error {
+	u.VolumeFiles = []api.VolumeFiles{}
+	users := s.volumeUsers(s.caller.Tenant)
+	for _, rec := range s.volumes.List(s.caller.Tenant) {
+		used, unknown, err := s.measureVolume(ctx, &rec)
+		if err != nil {
+			return err
+		}
+		f := api.VolumeFiles{Name: rec.Name, Bytes: used.Bytes, Inodes: used.Inodes, Sandboxes: len(users[rec.Name]), Unknown: unknown}
+		u.VolumeFiles = append(u.VolumeFiles, f)
+		u.Volumes.Count++
+		if u.Volumes.Bytes += f.Bytes; f.Sandboxes > 0 {
+			u.Volumes.Active++
+		} else if !api.Kept(rec.Labels) {
+			u.Volumes.Reclaimable += f.Bytes
+		}
+	}
+	return nil
 }

@@ -31,7 +31,7 @@ func (s *API) workspace(r *runtime.Request, cwd bool) error {
 	if s.caller.Tenant != "" {
 		return class.Invalidf("workspace: only the daemon's own user has one; start a daemon of your own, or copy the files with sandboxd cp")
 	}
-	if len(r.Mounts) > 0 {
+	if firstBind(r.Mounts) >= 0 {
 		return class.Invalidf("workspace: a sandbox has one or mounts of other directories of the host, not both; copy the files of one in with sandboxd cp")
 	}
 	w := *r.Workspace // the request's stays as it was sent
@@ -64,6 +64,11 @@ func (s *API) workspace(r *runtime.Request, cwd bool) error {
 	for _, m := range places {
 		if within(w.Target, m.Path) || within(m.Path, w.Target) {
 			return class.Invalidf("workspace.target %q: the file system in memory at %s would hide it, or be hidden", class.Clip(w.Target), m.Path)
+		}
+	}
+	for _, m := range r.Mounts {
+		if within(w.Target, m.Target) || within(m.Target, w.Target) {
+			return class.Invalidf("workspace.target %q: the volume at %s would hide it, or be hidden", class.Clip(w.Target), m.Target)
 		}
 	}
 	r.Cwd = cmp.Or(r.Cwd, w.Target)

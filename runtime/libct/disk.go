@@ -45,9 +45,19 @@ func openDisk(reserve int64) (*quota.Watch, error) {
 	return watch, nil
 }
 
-// counted returns the directories of a sandbox whose content counts for its limits. Volumes with
-// limits of their own are subjects of their own.
-func counted(id string) []string { return []string{filepath.Join(launcher.SandboxesDir, id)} }
+// counted returns the directories of a sandbox whose content counts for its limits: with the volumes
+// that go with it. Others are subjects of their own. Below are the roots of these volumes' mounts.
+func (e *Engine) counted(in *instance, id string) (dirs, below []string) {
+	dirs = []string{filepath.Join(launcher.SandboxesDir, id)}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i := range in.spec.Volumes {
+		if m := &in.spec.Volumes[i]; m.Own {
+			dirs, below = append(dirs, volumeData(m.ID)), append(below, volumeRoot(m.ID))
+		}
+	}
+	return dirs, below
+}
 
 // watchDisk counts what a sandbox uses from now on. Since is the time of its start, by the clock of
 // the file system. It needs no lock; the instance must be valid.
@@ -91,20 +101,27 @@ func (e *Engine) unwatchDisk(in *instance, id string) {
 
 // measure returns what a sandbox's directories and its open files without a name take.
 func (e *Engine) measure(in *instance, id string, limit quota.Usage, since unix.Timespec) (quota.Usage, error) {
-	used, err := quota.Measure(counted(id), limit)
+	dirs, below := e.counted(in, id)
+	used, err := quota.Measure(dirs, limit)
 	if err != nil || used.Exceeds(limit) {
 		return used, err
 	}
-	var pids []int
-	if t, err := in.tree(); err == nil { // else it has ended
-		_ = t.each(func(pid, pidfd int) {
-			pids = append(pids, pid)
-			_ = unix.Close(pidfd)
-		})
-		t.close()
-	}
-	held := quota.Processes{Proc: "/proc", Since: since}.Measure(pids)
+	held := quota.Processes{Proc: "/proc", Since: since, Below: below}.Measure(in.processes())
 	return quota.Usage{Bytes: used.Bytes + held.Bytes, Inodes: used.Inodes + held.Inodes}, nil
+}
+
+// processes returns the pids of a sandbox's programs; none if it has ended.
+func (in *instance) processes() (pids []int) {
+	t, err := in.tree()
+	if err != nil {
+		return nil
+	}
+	defer t.close()
+	_ = t.each(func(pid, pidfd int) {
+		pids = append(pids, pid)
+		_ = unix.Close(pidfd)
+	})
+	return pids
 }
 
 var errPausing = errors.New("it is being paused or resumed")

@@ -21,6 +21,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -65,6 +66,7 @@ type Engine struct {
 	filters  filters
 	disk     *quota.Watch
 	unread   *unreadWatch
+	volumes  volumes
 	ended    closer // mount namespaces of deleted sandboxes
 
 	mu        sync.Mutex
@@ -151,6 +153,7 @@ func Open(host Host, ranges *launcher.Ranges, networks *launcher.Networks) (*Eng
 	if err := e.sweep(); err != nil {
 		return nil, err
 	}
+	e.sweepVolumes()
 	return e, nil
 }
 
@@ -482,6 +485,18 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	if root.Workspace != nil {
 		inherited = append(inherited, spec.Workspace.Mount)
 	}
+	volumes, err := e.holdVolumes(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, func() {
+		if err := volumes.release(); err != nil {
+			slog.Error("a volume has a part of an image's files", "error", err)
+		}
+	})
+	if root.Volumes, err = volumes.plan(); err != nil {
+		return nil, fmt.Errorf("volume: %w", err)
+	}
 	plan, err := memfile("rootfs", root)
 	if err != nil {
 		return nil, err
@@ -548,7 +563,9 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 		}
 		e.unwatchDisk(in, spec.ID)
 		e.unread.remove(spec.ID)
+		e.leaveVolumes(in) // who waits for the end may remove them
 		close(in.ended)
+		e.leaveVolumes(in) // noted a moment ago
 	}()
 	undo = append(undo, func() { _ = unix.Kill(pid, unix.SIGKILL); <-in.ended })
 	// The child cannot be reaped before the kill above or its own end, and Wait has it: the pid is not
@@ -566,6 +583,9 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	if err != nil {
 		return nil, err
 	}
+	if err := volumes.keep(); err != nil {
+		return nil, errors.Join(err, out.Close())
+	}
 
 	e.mu.Lock()
 	in.container, in.pid, in.pidfd, in.started = container, pid, pidfd, time.Now()
@@ -581,6 +601,10 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	e.mu.Unlock()
 	e.watchDisk(in, spec.ID, &spec.Limits, work.Ctim) //nolint:contextcheck // the watch outlives the request
 	e.watchUnread(in, spec.ID)
+	volumes.join(in, spec.ID)                         //nolint:contextcheck // see above
+	if err := volumes.release(); err != nil {
+		slog.Error("a volume is held", "error", err) // nothing is left to undo
+	}
 	return &runtime.Started{ID: spec.ID, Enforced: p.enforced, Limits: spec.Limits, Deadline: spec.Deadline, Pidfd: out}, nil
 }
 
@@ -611,6 +635,11 @@ func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement 
 			c.Writable = append(c.Writable, m.Path)
 		}
 		for _, m := range spec.Mounts {
+			if !m.ReadOnly {
+				c.Writable = append(c.Writable, m.Target)
+			}
+		}
+		for _, m := range spec.Volumes {
 			if !m.ReadOnly {
 				c.Writable = append(c.Writable, m.Target)
 			}

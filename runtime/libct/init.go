@@ -73,6 +73,7 @@ type rootPlan struct {
 	// Mounts are of the host's files.
 	Mounts    []hostMount    `json:"mounts,omitempty"`
 	Workspace *workspacePlan `json:"workspace,omitempty"`
+	Volumes   []volumePlan   `json:"volumes,omitempty"`
 	// Ceilings are of the sandbox's user and IPC namespaces.
 	Ceilings []ceiling `json:"ceilings"`
 }
@@ -119,6 +120,9 @@ func prepareRootfs() error {
 		}
 	}
 	if err := attachHostMounts(plan.Mounts); err != nil {
+		return err
+	}
+	if err := mountVolumes(plan.Volumes); err != nil {
 		return err
 	}
 	if err := unix.Chdir(launcher.RootfsDir); err != nil {

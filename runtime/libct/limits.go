@@ -96,6 +96,9 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 	if err := enforceWorkspace(spec, &e); err != nil {
 		return e, err
 	}
+	if err := enforceVolumes(spec, host, &e); err != nil {
+		return e, err
+	}
 	return e, refuse(spec, host, has)
 }
 

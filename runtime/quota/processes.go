@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,6 +19,10 @@ type Processes struct {
 	// Since leaves out files whose last change is earlier: deleted files of an image, which lie in a
 	// layer below and take no space of the sandbox.
 	Since unix.Timespec
+	// Below are ends of paths in their file system: files without a name that were opened through a
+	// mount of such a directory count too. With Only, those on overlays do not count.
+	Below []string
+	Only  bool
 }
 
 // Measure returns the usage of the processes pids. A mapped file without a descriptor counts with
@@ -26,8 +31,9 @@ func (p Processes) Measure(pids []int) Usage {
 	held, mapped := make(map[inode]int64), make(map[inode]int64)
 	for _, pid := range pids {
 		dir := filepath.Join(p.Proc, strconv.Itoa(pid))
-		p.descriptors(dir, held)
-		mappings(dir, mapped)
+		at := &mounts{file: filepath.Join(dir, "mountinfo"), below: p.Below, only: p.Only}
+		p.descriptors(dir, at, held)
+		mappings(dir, at, mapped)
 	}
 	var used Usage
 	for _, size := range held {
@@ -43,7 +49,7 @@ func (p Processes) Measure(pids []int) Usage {
 
 // descriptors notes the files without a name that a process has open. Processes and descriptors may
 // vanish meanwhile.
-func (p Processes) descriptors(dir string, held map[inode]int64) {
+func (p Processes) descriptors(dir string, at *mounts, held map[inode]int64) {
 	entries, err := os.ReadDir(filepath.Join(dir, "fd"))
 	if err != nil {
 		return
@@ -51,11 +57,15 @@ func (p Processes) descriptors(dir string, held map[inode]int64) {
 	for _, e := range entries {
 		path := filepath.Join(dir, "fd", e.Name())
 		var st unix.Stat_t
-		if unix.Stat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink > 0 || p.older(&st) {
+		if unix.Stat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink > 0 {
 			continue
 		}
 		var fs unix.Statfs_t
-		if unix.Statfs(path, &fs) == nil && fs.Type == unix.OVERLAYFS_SUPER_MAGIC { // not memfd_create(2), nor a tmpfs
+		if unix.Statfs(path, &fs) != nil {
+			continue
+		}
+		overlay := fs.Type == unix.OVERLAYFS_SUPER_MAGIC // not memfd_create(2), nor a tmpfs
+		if overlay && !p.Only && !p.older(&st) || !overlay && at.has(filepath.Join(dir, "fdinfo", e.Name())) {
 			held[inode{uint64(st.Dev), st.Ino}] = st.Blocks * 512 //nolint:unconvert // Dev has another type elsewhere
 		}
 	}
@@ -65,27 +75,94 @@ func (p Processes) older(st *unix.Stat_t) bool {
 	return st.Ctim.Sec < p.Since.Sec || st.Ctim.Sec == p.Since.Sec && st.Ctim.Nsec < p.Since.Nsec
 }
 
+// mounts are those of one process, read when they are needed first.
+type mounts struct {
+	file  string
+	below []string
+	only  bool
+
+	read    bool
+	ids     map[string]bool // of mounts of the directories below
+	devices map[uint64]bool // of files that count
+}
+
+func (m *mounts) load() {
+	if m.read {
+		return
+	}
+	m.read = true
+	data, err := os.ReadFile(m.file)
+	if err != nil {
+		return // the process has ended
+	}
+	m.ids, m.devices = mountsOf(data, m.below)
+	if !m.only {
+		for device := range overlays(data) {
+			m.devices[device] = true
+		}
+	}
+}
+
+// has reports whether a descriptor was opened through a mount of the directories below, by its file
+// in fdinfo.
+func (m *mounts) has(fdinfo string) bool {
+	if len(m.below) == 0 {
+		return false
+	}
+	data, err := os.ReadFile(fdinfo)
+	if err != nil {
+		return false
+	}
+	_, rest, ok := bytes.Cut(data, []byte("mnt_id:\t"))
+	id, _, _ := bytes.Cut(rest, []byte("\n"))
+	m.load()
+	return ok && m.ids[string(id)]
+}
+
+// mountsOf returns the ids and devices of the mounts whose root has one of the ends, in a mountinfo
+// of proc(5).
+func mountsOf(mountinfo []byte, below []string) (ids map[string]bool, devices map[uint64]bool) {
+	ids, devices = make(map[string]bool), make(map[uint64]bool)
+	for line := range bytes.Lines(mountinfo) {
+		fields := bytes.Fields(line)
+		if len(fields) < 4 {
+			continue
+		}
+		for _, end := range below {
+			if !strings.HasSuffix(string(fields[3]), end) {
+				continue
+			}
+			ids[string(fields[0])] = true
+			if device, ok := deviceOf(fields[2]); ok {
+				devices[device] = true
+			}
+		}
+	}
+	return ids, devices
+}
+
+// deviceOf reads a device as in mountinfo.
+func deviceOf(text []byte) (device uint64, ok bool) {
+	major, minor, _ := bytes.Cut(text, []byte(":"))
+	a, err1 := strconv.ParseUint(string(major), 10, 32)
+	b, err2 := strconv.ParseUint(string(minor), 10, 32)
+	return unix.Mkdev(uint32(a), uint32(b)), err1 == nil && err2 == nil
+}
+
 // mappings notes the files without a name that a process has mapped for writing and sharing, on
-// overlays.
-func mappings(dir string, mapped map[inode]int64) {
+// overlays and on the devices of the directories below: which of these a file is in, it does not
+// say.
+func mappings(dir string, at *mounts, mapped map[inode]int64) {
 	data, err := os.ReadFile(filepath.Join(dir, "maps"))
 	if err != nil {
 		return
 	}
-	var devices map[uint64]bool
 	for line := range bytes.Lines(data) {
 		file, end, ok := parseMapping(line)
 		if !ok {
 			continue
 		}
-		if devices == nil {
-			mounts, err := os.ReadFile(filepath.Join(dir, "mountinfo"))
-			if err != nil {
-				return
-			}
-			devices = overlays(mounts)
-		}
-		if devices[file.dev] {
+		if at.load(); at.devices[file.dev] {
 			mapped[file] = max(mapped[file], end)
 		}
 	}
@@ -101,11 +178,8 @@ func overlays(mountinfo []byte) map[uint64]bool {
 		if !ok || len(fields) < 3 || !bytes.HasPrefix(of, []byte("overlay ")) {
 			continue
 		}
-		major, minor, _ := bytes.Cut(fields[2], []byte(":"))
-		a, err1 := strconv.ParseUint(string(major), 10, 32)
-		b, err2 := strconv.ParseUint(string(minor), 10, 32)
-		if err1 == nil && err2 == nil {
-			devices[unix.Mkdev(uint32(a), uint32(b))] = true
+		if device, ok := deviceOf(fields[2]); ok {
+			devices[device] = true
 		}
 	}
 	return devices

@@ -47,6 +47,7 @@ type Engine struct {
 	forgotten   []*box
 	left        map[string]bool // directories of sandboxes that a crash has ended
 	unavailable bool
+	archives    map[string]string // of volumes, by id
 }
 
 var _ runtime.Engine = (*Engine)(nil)

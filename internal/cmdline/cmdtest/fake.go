@@ -41,6 +41,7 @@ type Daemon struct {
 	Updates   []string            // request bodies
 	Flows     []api.Flow          // the record of every sandbox's network
 	Secrets   []api.SetSecret     // request bodies
+	Volumes   []string            // requests that change volumes, with their bodies
 	Uploads   map[string]string   // PUT archive: path → list of its entries
 	Archives  map[string][]Entry  // GET archive: path → its entries
 	Files     map[string]bool     // the archives of a single file
@@ -179,6 +180,7 @@ func (f *Daemon) handler() http.Handler {
 	f.imageRoutes(mux)
 	f.execRoutes(mux)
 	f.networkRoutes(mux)
+	f.volumeRoutes(mux)
 	f.lookRoutes(mux)
 	f.agentRoutes(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -13,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/secrets"
+	"github.com/sandboxd/sandboxd/internal/volume"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -42,6 +43,7 @@ var (
 	ErrNoPort         = errors.New("no server on the port")
 	ErrSecretOfFile   = errors.New("the secret is of the daemon's file")
 	ErrShared         = errors.New("the network belongs to another sandbox")
+	ErrArchive        = errors.New("archive is not usable")
 )
 
 // Classes of the packages below the service.
@@ -81,6 +83,13 @@ var (
 	ErrRunWorker      = agents.ErrWorker
 	ErrNoSecret       = secrets.ErrNotFound
 	ErrManySecrets    = secrets.ErrTooMany
+	ErrNoVolume       = volume.ErrNotFound
+	ErrVolumeExists   = volume.ErrExists
+	ErrVolumeInUse    = volume.ErrInUse
+	ErrVolumeMounted  = runtime.ErrVolumeInUse
+	ErrVolumeNotEmpty = runtime.ErrVolumeNotEmpty
+	ErrManyVolumes    = volume.ErrTooMany
+	ErrVolumeRoom     = volume.ErrNoRoom
 )
 
 // marked is an error with a class whose words are not in its text.
