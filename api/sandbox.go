@@ -276,6 +276,8 @@ type Sandbox struct {
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"`
 	Settings
+	// Health is absent without a health check.
+	Health *SandboxHealth `json:"health,omitempty"`
 	// Exit is the last exit of its main process. It is absent while the sandbox runs, or if unknown.
 	Exit *SandboxExit `json:"exit,omitempty"`
 }

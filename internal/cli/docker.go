@@ -26,7 +26,6 @@ type habit struct {
 const (
 	noHostNamespaces = "a sandbox never shares a namespace of the host; leave the flag out"
 	noOtherVolumes   = "there are no volumes yet: -v DIR:TARGET mounts a directory of the host, and may be given to several sandboxes; sandboxd cp copies files in and out"
-	noHealth         = "health checks are not run yet; ask the program with sandboxd exec"
 	noDNS            = "names are resolved by the sandbox's gateway, by the host's resolver and the policy; --add-host adds names of your own"
 	noAddresses      = "every sandbox has the same address of its own namespace; sandboxes reach each other by name: --network net:NAME and --name"
 	noLogDriver      = "output is kept in the sandbox's log: sandboxd logs"
@@ -87,13 +86,6 @@ var habits = []habit{
 	{name: "device-write-bps", why: diskLimits},
 	{name: "device-write-iops", why: diskLimits},
 	{name: "group-add", why: "a program has the groups that /etc/group of its image gives its user; --user name:group chooses the first"},
-	{name: "health-cmd", why: noHealth},
-	{name: "health-interval", why: noHealth},
-	{name: "health-retries", why: noHealth},
-	{name: "health-start-interval", why: noHealth},
-	{name: "health-start-period", why: noHealth},
-	{name: "health-timeout", why: noHealth},
-	{name: "no-healthcheck", bare: true, accepts: []string{"true"}},
 	{name: "stop-timeout", why: "the time is given when it is stopped: sandboxd stop --grace"},
 	{name: "detach-keys", why: "attach has them: sandboxd exec -d -it …, then sandboxd attach -i"},
 	{name: "attach", short: "a", accepts: []string{"stdout", "stderr", "STDOUT", "STDERR"}, why: "-i passes stdin on; output is always passed on"},

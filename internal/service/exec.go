@@ -111,9 +111,19 @@ func (s *API) start(ctx context.Context, ref string, req api.ExecRequest, r host
 	return s.launch(ctx, lease, req, r)
 }
 
-// launch starts the program of a valid request and takes over the lease. Of r the caller sets how
-// the program is connected.
-func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (_ *Execution, err error) {
+// launch starts the program of a valid request, lists it and takes over the lease. Of r the caller
+// sets how the program is connected.
+func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (*Execution, error) {
+	x, err := s.startProgram(ctx, lease, req, r)
+	if err == nil && !req.Detach {
+		s.execs.register(x)
+		s.publishExecStarted(x, &lease.Record)
+	}
+	return x, err
+}
+
+// startProgram is launch without the list.
+func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (_ *Execution, err error) {
 	defer func() {
 		if err != nil {
 			lease.End()
@@ -170,10 +180,6 @@ func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecReq
 	x.record.Exec = api.Exec{
 		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: cmp.Or(req.User, rec.User), Cwd: r.Cwd, TTY: req.TTY,
 		Detached: req.Detach, PID: ge.PID, State: api.ExecRunning, StartedAt: time.Now().UTC(),
-	}
-	if !req.Detach {
-		s.execs.register(x)
-		s.publishExecStarted(x, rec)
 	}
 	return x, nil
 }

@@ -56,10 +56,12 @@ type execs struct {
 	keptOf map[string]int64                 // the same by the sandbox's id
 	of     map[string]map[string]*Execution // by the sandbox's id and the exec's
 	mains  map[string]mainOf                // by the sandbox's id
+	// checked has the sandboxes whose health is checked, and what is closed when they cease to run.
+	checked map[string]<-chan struct{}
 }
 
 func newExecs(ctx context.Context) *execs {
-	e := &execs{adopting: make(chan struct{}, 1), of: make(map[string]map[string]*Execution), counts: make(map[string]int), keptOf: make(map[string]int64), mains: make(map[string]mainOf)}
+	e := &execs{adopting: make(chan struct{}, 1), of: make(map[string]map[string]*Execution), counts: make(map[string]int), keptOf: make(map[string]int64), mains: make(map[string]mainOf), checked: make(map[string]<-chan struct{})}
 	e.ctx, e.cancel = context.WithCancelCause(ctx)
 	return e
 }
