@@ -223,9 +223,12 @@ func explainCommand(root *cobra.Command, args []string) error {
 	if err == nil || found != root {
 		return nil
 	}
+	value := false // of the flag before
 	for _, a := range rest {
-		if strings.HasPrefix(a, "-") {
-			continue // a flag, or the value of one follows and is no command
+		if value || strings.HasPrefix(a, "-") {
+			f := root.PersistentFlags().Lookup(strings.TrimLeft(a, "-"))
+			value = !value && f != nil && f.NoOptDefVal == ""
+			continue
 		}
 		if why := foreignCommands[a]; why != "" {
 			return cmdline.Usagef("there is no command %q: %s", a, why)

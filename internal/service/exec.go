@@ -155,7 +155,8 @@ func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.E
 	}
 	r.Argv = req.Argv
 	r.Env = execEnv(rec.ImageEnv, rec.Env, req.Env, id.home, req.TTY)
-	r.Cwd, r.MakeCwd = cmp.Or(req.Cwd, rec.Cwd), req.CwdCreate
+	// The sandbox's own directory is made, as an image's WORKDIR is by a build.
+	r.Cwd, r.MakeCwd = cmp.Or(req.Cwd, rec.Cwd), req.CwdCreate || req.Cwd == ""
 	r.UID, r.GID, r.Groups = id.uid, id.gid, id.groups
 	r.TTY, r.Rows, r.Cols = req.TTY, cmp.Or(req.Rows, 24), cmp.Or(req.Cols, 80)
 	r.Limits = limitsOf(rec.Rlimits, req.Rlimits)
