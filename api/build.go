@@ -16,7 +16,17 @@ type Build struct {
 	Limits     Limits            `json:"limits,omitzero"`    // of each of these programs
 	Timeout    float64           `json:"timeout,omitempty"`  // seconds for the whole build; default: an hour
 	RunTimeout float64           `json:"run_timeout,omitempty"`
+	// Secrets are for RUN --mount=type=secret, by their id. They are no part of the options, which
+	// proxies log: the request has them in the header [HeaderBuildSecrets].
+	Secrets map[string][]byte `json:"-"`
 }
+
+// HeaderBuildSecrets is the request header with the secrets of a build: the base64 encoding (RFC
+// 4648, standard, padded) of a JSON object that has the base64 encoding of each secret by its id.
+const HeaderBuildSecrets = "Sandboxd-Build-Secrets"
+
+// MaxBuildSecrets is the greatest length of [HeaderBuildSecrets] in bytes.
+const MaxBuildSecrets = 48 << 10
 
 // BuildStatus is the progress of a step.
 type BuildStatus string

@@ -5,7 +5,7 @@ package api
 // snapshots.
 type DiskUsage struct {
 	Images     DiskShare `json:"images"`
-	BuildCache DiskShare `json:"build_cache"` // layers of build steps that no image needs
+	BuildCache DiskShare `json:"build_cache"` // layers of build steps that no image needs, and caches of RUN
 	Snapshots  DiskShare `json:"snapshots"`   // their layers
 	Sandboxes  DiskShare `json:"sandboxes"`   // files that programs have written or changed
 	Logs       DiskShare `json:"logs"`        // output of main processes

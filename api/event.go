@@ -22,27 +22,28 @@ type EventAction string
 
 // Actions of events. The comments name the types that have them.
 const (
-	ActionCreated    EventAction = "created"     // sandbox: it runs; snapshot: it was taken; volume
-	ActionStarted    EventAction = "started"     // sandbox: again; exec
-	ActionPaused     EventAction = "paused"      // sandbox
-	ActionResumed    EventAction = "resumed"     // sandbox
-	ActionUpdated    EventAction = "updated"     // sandbox: limits, labels, timeouts or network
-	ActionRenamed    EventAction = "renamed"     // sandbox
-	ActionForked     EventAction = "forked"      // sandbox: each fork has an event of its own creation, too
-	ActionRolledBack EventAction = "rolled_back" // sandbox
-	ActionStopped    EventAction = "stopped"     // sandbox: its processes have ended, or it is lost
-	ActionEnded      EventAction = "ended"       // exec
-	ActionDeleted    EventAction = "deleted"     // sandbox
-	ActionPublished  EventAction = "published"   // port
-	ActionPulled     EventAction = "pulled"      // image
-	ActionPushed     EventAction = "pushed"      // image
-	ActionImported   EventAction = "imported"    // image, snapshot, volume
-	ActionTagged     EventAction = "tagged"      // image: From is the other name
-	ActionCommitted  EventAction = "committed"   // image: made of a sandbox
-	ActionRemoved    EventAction = "removed"     // image, snapshot, secret, volume
-	ActionBuilt      EventAction = "built"       // build: Object is the image's digest
-	ActionFailed     EventAction = "failed"      // build
-	ActionSet        EventAction = "set"         // secret
+	ActionCreated    EventAction = "created"       // sandbox: it runs; snapshot: it was taken; volume
+	ActionStarted    EventAction = "started"       // sandbox: again; exec
+	ActionPaused     EventAction = "paused"        // sandbox
+	ActionResumed    EventAction = "resumed"       // sandbox
+	ActionUpdated    EventAction = "updated"       // sandbox: limits, labels, timeouts or network
+	ActionRenamed    EventAction = "renamed"       // sandbox
+	ActionForked     EventAction = "forked"        // sandbox: each fork has an event of its own creation, too
+	ActionRolledBack EventAction = "rolled_back"   // sandbox
+	ActionHealth     EventAction = "health_status" // sandbox: Health is the new status
+	ActionStopped    EventAction = "stopped"       // sandbox: its processes have ended, or it is lost
+	ActionEnded      EventAction = "ended"         // exec
+	ActionDeleted    EventAction = "deleted"       // sandbox
+	ActionPublished  EventAction = "published"     // port
+	ActionPulled     EventAction = "pulled"        // image
+	ActionPushed     EventAction = "pushed"        // image
+	ActionImported   EventAction = "imported"      // image, snapshot, volume
+	ActionTagged     EventAction = "tagged"        // image: From is the other name
+	ActionCommitted  EventAction = "committed"     // image: made of a sandbox
+	ActionRemoved    EventAction = "removed"       // image, snapshot, secret, volume
+	ActionBuilt      EventAction = "built"         // build: Object is the image's digest
+	ActionFailed     EventAction = "failed"        // build
+	ActionSet        EventAction = "set"           // secret
 )
 
 // Event is one change of an object: a line of the answer to GET /v1/events.
@@ -60,6 +61,7 @@ type Event struct {
 	Image    string            `json:"image,omitempty"`    // reference of a sandbox's image
 	Snapshot string            `json:"snapshot,omitempty"` // ID of the one that a sandbox was created from or rolled back to
 	State    SandboxState      `json:"state,omitempty"`    // of a sandbox, after the change
+	Health   HealthStatus      `json:"health,omitempty"`   // of a sandbox
 	Reason   string            `json:"reason,omitempty"`   // of a stop or failure
 	Code     *int              `json:"code,omitempty"`     // exit code of an exec, or of a stopped sandbox's main process; absent if unknown
 	Program  string            `json:"program,omitempty"`  // argv[0] of an exec

@@ -144,7 +144,7 @@ type CreateSandbox struct {
 	Snapshot string            `json:"snapshot,omitempty"`
 	Name     string            `json:"name,omitempty"`    // unique per tenant; letters, digits, "_.-", at most 63; default: generated
 	Env      []string          `json:"env,omitempty"`     // "KEY=value", added to the image's own for every exec
-	Cwd      string            `json:"cwd,omitempty"`     // absolute; default: the image's working directory, else "/"
+	Cwd      string            `json:"cwd,omitempty"`     // absolute, made if it is missing; default: the image's working directory, else "/"
 	User     string            `json:"user,omitempty"`    // "name", "uid" or "uid:gid"; default: the image's user, else root of the sandbox
 	Labels   map[string]string `json:"labels,omitempty"`  // at most 64 keys
 	Profile  string            `json:"profile,omitempty"` // name from oci-profiles; default "default"
@@ -280,6 +280,8 @@ type Sandbox struct {
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"`
 	Settings
+	// Health is absent without a health check.
+	Health *SandboxHealth `json:"health,omitempty"`
 	// Exit is the last exit of its main process. It is absent while the sandbox runs, or if unknown.
 	Exit *SandboxExit `json:"exit,omitempty"`
 }

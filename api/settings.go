@@ -37,6 +37,9 @@ type Settings struct {
 	// idle timeout or a stop; "always" starts a stopped one when the daemon starts. It needs a main
 	// process.
 	Restart string `json:"restart,omitempty"`
+	// HealthCheck is the check of the sandbox's service. Default: the image's HEALTHCHECK for a sandbox
+	// with a main process, else none. An empty object asks for the image's in any case.
+	HealthCheck *HealthCheck `json:"health_check,omitempty"`
 	// AutoRemove removes the sandbox with its files and log when it has ended, for whatever reason. The
 	// daemon does it, or the next one. A request that waits for the end gets the exit all the same. It
 	// cannot be rolled back, and has no restart policy. A fork is not removed so.

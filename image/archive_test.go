@@ -6,6 +6,8 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	goruntime "runtime"
 	"slices"
 	"strings"
@@ -208,5 +210,23 @@ func TestImportOfPlatformsWithoutAnIndex(t *testing.T) {
 				t.Errorf("%q: %v", named, err)
 			}
 		}
+	}
+}
+
+// A root file system is kept compressed: its files take their space where they are extracted, and
+// the archive must not take it once more. How well it compresses is no reason to refuse it.
+func TestImportedRootfsIsCompressed(t *testing.T) {
+	s, a, _ := service(t)
+	content := strings.Repeat("a line of a file\n", 1<<18)
+	images, err := s.Import(t.Context(), bytes.NewReader(layerTar(t, "content", content)), ImportOptions{Reference: "team/app:1", Rootfs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := images[0].Size; got > int64(len(content)/20) {
+		t.Errorf("it takes %d bytes of %d", got, len(content))
+	}
+	data, err := os.ReadFile(filepath.Join(a.path(images[0].Rootfs.Layers[0]), "content"))
+	if err != nil || string(data) != content {
+		t.Errorf("%d bytes, %v", len(data), err)
 	}
 }

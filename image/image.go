@@ -9,6 +9,7 @@ package image
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -51,7 +52,16 @@ type Config struct {
 	WorkingDir string
 	User       string
 	StopSignal string
+	Shell      []string
 	Volumes    []string // places that the image names as volumes, sorted
+	Health     *Health  // nil if it has no HEALTHCHECK
+}
+
+// Health is a HEALTHCHECK. Zero values are the defaults of whatever runs it.
+type Health struct {
+	Test                                          []string
+	Interval, Timeout, StartPeriod, StartInterval time.Duration
+	Retries                                       int
 }
 
 // Image is a stored image, with every layer extracted.
@@ -336,14 +346,29 @@ func summary(r *store.Record) api.Image {
 	return img
 }
 
+// healthOf returns the HEALTHCHECK of a configuration, which is Docker's extension of OCI's.
+func healthOf(config []byte) (*Health, error) {
+	var c struct {
+		Config struct{ Healthcheck *Health }
+	}
+	if err := json.Unmarshal(config, &c); err != nil {
+		return nil, err
+	}
+	return c.Config.Healthcheck, nil
+}
+
 func (s *Service) image(r *store.Record) (*Image, error) {
-	c, err := s.configFile(r)
+	data, c, err := s.readConfig(r)
 	if err != nil {
 		return nil, err
 	}
+	health, err := healthOf(data)
+	if err != nil {
+		return nil, errdefs.Classf(ErrInvalid, "image %s: its HEALTHCHECK cannot be read: %w", r.Name, err)
+	}
 	img := &Image{Image: summary(r), Config: Config{
 		Env: c.Config.Env, Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd, WorkingDir: c.Config.WorkingDir, User: c.Config.User,
-		StopSignal: c.Config.StopSignal, Volumes: slices.Sorted(maps.Keys(c.Config.Volumes)),
+		StopSignal: c.Config.StopSignal, Shell: c.Config.Shell, Health: health, Volumes: slices.Sorted(maps.Keys(c.Config.Volumes)),
 	}}
 	for _, l := range r.Layers {
 		img.Rootfs.Layers = append(img.Rootfs.Layers, l.ChainID)

@@ -86,7 +86,7 @@ func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (
 		if names += len(refs); names > maxArchiveNames {
 			return nil, archive.Invalidf("its images have more than %d names", maxArchiveNames)
 		}
-		p := &pull{service: s, ref: refs[0], want: want, explicit: opts.Platform != "", origin: s.archived(staging, root.Digest), staging: staging}
+		p := &pull{service: s, ref: refs[0], want: want, explicit: opts.Platform != "", origin: s.archived(staging, root.Digest), staging: staging, made: root.Made}
 		p.progress.report = opts.Progress
 		r, err := p.run(ctx)
 		p.progress.end()

@@ -13,17 +13,23 @@ import (
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
-// configFile reads an image's stored configuration.
+// configFile returns an image's stored configuration.
 func (s *Service) configFile(r *store.Record) (*v1.ConfigFile, error) {
+	_, c, err := s.readConfig(r)
+	return c, err
+}
+
+// readConfig reads an image's stored configuration.
+func (s *Service) readConfig(r *store.Record) ([]byte, *v1.ConfigFile, error) {
 	data, err := s.store.ReadBlob(r.Config.Digest, store.MaxDocument)
 	if err != nil {
-		return nil, errdefs.Classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
+		return nil, nil, errdefs.Classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
 	}
 	c, err := v1.ParseConfigFile(bytes.NewReader(data))
 	if err != nil {
-		return nil, errdefs.Classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
+		return nil, nil, errdefs.Classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
 	}
-	return c, nil
+	return data, c, nil
 }
 
 // Inspect returns all details of a stored image.

@@ -181,6 +181,7 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, 
 			Entrypoint:  slices.Clone(req.Entrypoint),
 			Cmd:         slices.Clone(req.Cmd),
 			Settings:    req.Settings,
+			Health:      freshHealth(&req.Settings, false, now),
 		},
 		Tenant:    req.Tenant,
 		Timeout:   cmp.Or(req.Timeout, s.opts.Timeout),
@@ -261,7 +262,7 @@ func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started 
 	sb.rec.Enforced, sb.rec.PID, sb.rec.Fresh = started.Enforced, pid, false
 	sb.rec.Life, sb.rec.Idle, sb.rec.Exit, sb.rec.EndedAt = rec.Life, rec.Idle, rec.Exit, time.Time{}
 	sb.rec.Settled, sb.rec.ShortLives, sb.rec.Restarts = rec.Settled, rec.ShortLives, rec.Restarts
-	sb.unsaved = false
+	sb.rec.Health, sb.unsaved = rec.Health, false
 	s.enter(sb, phaseOf(sb.rec.State))
 	s.tell(sb, api.Event{Action: action})
 	s.arm(sb)

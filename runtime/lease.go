@@ -9,7 +9,8 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Lease is one use of a running sandbox: while it lasts, the sandbox is not idle.
+// Lease is one use of a running sandbox: while it lasts, the sandbox is not idle, unless it is a
+// [Supervisor.Probe].
 type Lease struct {
 	Record Record
 	Socket string          // path of the control socket, on which the guest protocol is spoken
@@ -19,36 +20,25 @@ type Lease struct {
 	sb   *sandbox
 	life *life
 	once sync.Once
-	peek bool // it is no use of the sandbox
+	use  bool // the sandbox is not idle meanwhile
 }
 
 // Begin takes a lease on the sandbox with this id or name. It fails with ErrState unless the
 // sandbox runs. The caller must end the lease.
-func (s *Supervisor) Begin(ref string) (*Lease, error) { return s.beginLease(ref, s.usable) }
+func (s *Supervisor) Begin(ref string) (*Lease, error) { return s.beginLease(ref, s.usable, true) }
 
 // Rejoin takes a lease for a use that began before the sandbox was paused, or with another
 // supervisor: also of a paused sandbox.
-func (s *Supervisor) Rejoin(ref string) (*Lease, error) { return s.beginLease(ref, s.alive) }
+func (s *Supervisor) Rejoin(ref string) (*Lease, error) { return s.beginLease(ref, s.alive, true) }
 
-// Peek returns a lease that is no use of the sandbox: it does not keep the sandbox from being idle,
-// and the idle time does not begin anew with its end.
-func (s *Supervisor) Peek(ref string) (*Lease, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil, ErrClosed
-	}
-	sb, err := s.usable(ref)
-	if err != nil {
-		return nil, err
-	}
-	l := s.lease(sb)
-	l.peek = true
-	sb.leases--
-	return l, nil
-}
+// Probe takes a lease that leaves the sandbox idle: the daemon's own work is no use of it. Like
+// Begin it fails unless the sandbox runs.
+func (s *Supervisor) Probe(ref string) (*Lease, error) { return s.beginLease(ref, s.usable, false) }
 
-func (s *Supervisor) beginLease(ref string, find func(ref string) (*sandbox, error)) (*Lease, error) {
+// Observe is Probe also of a paused sandbox.
+func (s *Supervisor) Observe(ref string) (*Lease, error) { return s.beginLease(ref, s.alive, false) }
+
+func (s *Supervisor) beginLease(ref string, find func(ref string) (*sandbox, error), use bool) (*Lease, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -58,21 +48,24 @@ func (s *Supervisor) beginLease(ref string, find func(ref string) (*sandbox, err
 	if err != nil {
 		return nil, err
 	}
-	return s.lease(sb), nil
+	return s.lease(sb, use), nil
 }
 
-// lease counts a use of a live sandbox. It needs mu.
-func (s *Supervisor) lease(sb *sandbox) *Lease {
-	sb.leases++
-	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.life.gone, s: s, sb: sb, life: sb.life}
+// lease returns a lease on a live sandbox, and counts it as a use of the sandbox if use is set. It
+// needs mu.
+func (s *Supervisor) lease(sb *sandbox, use bool) *Lease {
+	if use {
+		sb.leases++
+	}
+	return &Lease{use: use, Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.life.gone, s: s, sb: sb, life: sb.life}
 }
 
 // End gives the lease back; the idle time counts from the last End. A second call does nothing.
 func (l *Lease) End() {
-	if l.peek {
-		return
-	}
 	l.once.Do(func() {
+		if !l.use {
+			return
+		}
 		l.s.mu.Lock()
 		defer l.s.mu.Unlock()
 		l.sb.leases--

@@ -21,6 +21,8 @@ type sandbox struct {
 	holds     int       // number of Lease.Hold not released
 	heldUntil time.Time // end of the last hold or pause
 
+	healthSaved time.Time // last write of a health to disk
+
 	asked api.Limits // of a change under way; zero if there is none
 
 	filesGone chan struct{} // closed when removal of its files begins; replaced if they stay

@@ -97,6 +97,7 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 		rec.Restarts = 0
 	}
 	rec.Life++
+	rec.Health = freshHealth(&rec.Settings, rec.Idle, s.now())
 	rec.State, rec.Reason, rec.Enforced, rec.PID = api.StateRunning, "", started.Enforced, PIDOf(started.Pidfd)
 	undo.add("restore record", func() error { return s.records.put(&was) })
 	if err := errors.Join(cerr, s.records.put(&rec)); err != nil {

@@ -396,12 +396,12 @@ func TestPeekIsNoUse(t *testing.T) {
 	const idle = 40 * time.Second
 	idlesAfter(t, s, rec.ID, idle)
 	b.advance(s, idle-1)
-	ended, err := s.Peek(rec.ID)
+	ended, err := s.Probe(rec.ID)
 	if err != nil || ended.Socket == "" {
 		t.Fatalf("%+v, %v", ended, err)
 	}
 	ended.End()
-	open, err := s.Peek(rec.ID)
+	open, err := s.Probe(rec.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -410,7 +410,7 @@ func TestPeekIsNoUse(t *testing.T) {
 	if got := waitEnded(t, s, rec.ID); got.Reason != "idle for 40s" {
 		t.Errorf("it has ended: %s", got.Reason)
 	}
-	if _, err := s.Peek(rec.ID); !errors.Is(err, runtime.ErrState) {
+	if _, err := s.Probe(rec.ID); !errors.Is(err, runtime.ErrState) {
 		t.Errorf("of one that has ended: %v", err)
 	}
 }

@@ -30,7 +30,7 @@ func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Reco
 		s.mu.Unlock()
 		return Record{}, err
 	}
-	lease := s.lease(found) // a use, from whose end the idle time counts
+	lease := s.lease(found, true) // a use, from whose end the idle time counts
 	s.ops.Add(1)
 	s.mu.Unlock()
 	defer s.ops.Done()

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,10 +21,14 @@ func (c *Client) Build(ctx context.Context, buildContext io.Reader, opts api.Bui
 	if err != nil {
 		return nil, fmt.Errorf("encode the options: %w", err)
 	}
+	secrets, err := encodeSecrets(opts.Secrets)
+	if err != nil {
+		return nil, err
+	}
 	var image *api.Image
 	err = c.lines(ctx, request{
 		method: http.MethodPost, path: []string{"v1", "builds"}, query: url.Values{"options": {string(options)}},
-		body: readOnly(buildContext), typ: api.TypeTar,
+		body: readOnly(buildContext), typ: api.TypeTar, secrets: secrets,
 	}, func(line []byte) error {
 		var e api.BuildEvent
 		if err := json.Unmarshal(line, &e); err != nil {
@@ -47,4 +52,20 @@ func (c *Client) Build(ctx context.Context, buildContext io.Reader, opts api.Bui
 		return nil, errors.New("the daemon ended the build without a result")
 	}
 	return image, nil
+}
+
+// encodeSecrets returns the value of [api.HeaderBuildSecrets].
+func encodeSecrets(secrets map[string][]byte) (string, error) {
+	if len(secrets) == 0 {
+		return "", nil
+	}
+	data, err := json.Marshal(secrets)
+	if err != nil {
+		return "", fmt.Errorf("encode the secrets: %w", err)
+	}
+	header := base64.StdEncoding.EncodeToString(data)
+	if len(header) > api.MaxBuildSecrets {
+		return "", fmt.Errorf("the secrets of a build take %d bytes, encoded twice, and %d are allowed", len(header), api.MaxBuildSecrets)
+	}
+	return header, nil
 }

@@ -172,6 +172,8 @@ type request struct {
 	typ    string
 	accept string
 	span   string // Range header
+
+	secrets string // header [api.HeaderBuildSecrets]
 }
 
 // do sends the request and returns a response with a 2xx status; every other one is an error. The
@@ -206,6 +208,9 @@ func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 	}
 	if r.span != "" {
 		req.Header.Set("Range", r.span)
+	}
+	if r.secrets != "" {
+		req.Header.Set(api.HeaderBuildSecrets, r.secrets)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {

@@ -2,6 +2,7 @@ package archive
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -42,6 +43,7 @@ const (
 type Root struct {
 	Digest string           // of its manifest or index, stored as a blob
 	Names  []name.Reference // in the archive
+	Made   []string         // diff ids of layers that the import has compressed itself
 }
 
 // Source is an archive whose files are blobs already.
@@ -380,10 +382,7 @@ func (a *archive) lookup(file string) (store.Blob, error) {
 // ImportRootfs stores a root file system as an image of one layer. An archive and a configuration
 // always make the same image.
 func ImportRootfs(ctx context.Context, s *Staging, r io.Reader, want v1.Platform, c api.ImageConfig) ([]Root, error) {
-	b, err := s.add(ctx, r, s.Left)
-	if errors.Is(err, store.ErrMismatch) {
-		return nil, Invalidf("%w", layer.ExceededBytes.Errorf("the root file system has more than %d bytes", s.Left))
-	}
+	b, packed, err := addRootfs(ctx, s, r)
 	if err != nil {
 		return nil, err
 	}
@@ -393,7 +392,11 @@ func ImportRootfs(ctx context.Context, s *Staging, r io.Reader, want v1.Platform
 	if err := checkTar(ctx, s, b); err != nil {
 		return nil, err
 	}
-	diffID, err := s.DiffID(ctx, b, s.Limits)
+	limits := s.Limits
+	if packed {
+		limits = limits.AnyRatio()
+	}
+	diffID, err := s.DiffID(ctx, b, limits)
 	if err != nil {
 		return nil, err
 	}
@@ -417,7 +420,38 @@ func ImportRootfs(ctx context.Context, s *Staging, r io.Reader, want v1.Platform
 	}
 	config.MediaType = string(types.OCIConfigJSON)
 	manifest, err := s.Manifest(ctx, config, []store.Blob{b})
-	return []Root{{Digest: manifest}}, err
+	root := Root{Digest: manifest}
+	if packed {
+		root.Made = []string{diffID}
+	}
+	return []Root{root}, err
+}
+
+// sniffed is the number of bytes that tell a compression.
+const sniffed = 512
+
+// addRootfs stores the archive of a root file system. One without compression is compressed: its
+// files take their space once more where they are extracted. Packed reports that.
+func addRootfs(ctx context.Context, s *Staging, r io.Reader) (b store.Blob, packed bool, err error) {
+	tooLarge := Invalidf("%w", layer.ExceededBytes.Errorf("the root file system has more than %d bytes", s.Left))
+	in := bufio.NewReaderSize(r, sniffed)
+	begin, _ := in.Peek(sniffed) // the next read has the error
+	media, err := layer.MediaType(begin)
+	if err == nil && media == string(types.OCIUncompressedLayer) && len(begin) > 0 {
+		b, err = s.Pack(ctx, func(_ context.Context, w io.Writer) error {
+			n, err := io.Copy(w, io.LimitReader(in, s.Left+1))
+			if err == nil && n > s.Left {
+				err = tooLarge
+			}
+			return err
+		})
+		return b, true, err
+	}
+	b, err = s.add(ctx, in, s.Left)
+	if errors.Is(err, store.ErrMismatch) {
+		err = tooLarge
+	}
+	return b, false, err
 }
 
 // checkTar checks that a stored layer begins like a tar with an entry. Zeros, or nothing at all,

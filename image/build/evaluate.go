@@ -57,6 +57,7 @@ type Run struct {
 	// Script is a here-document that is a program of its own, beginning with "#!"; the last word of
 	// Argv is its path.
 	Script string
+	Mounts []Mount `json:",omitempty"` // by target
 }
 
 // Copy is a COPY or ADD.
@@ -377,6 +378,10 @@ func (e *evaluation) run(c *instructions.RunCommand) error {
 	r := &Run{Cwd: path.Join("/", config.WorkingDir), User: config.User} // a base may have it relative
 	if instructions.GetNetwork(c) == instructions.NetworkNone {
 		r.Network = "none"
+	}
+	var err error
+	if r.Mounts, err = e.mounts(c); err != nil {
+		return err
 	}
 	line := c.ShellDependantCmdLine
 	if len(line.CmdLine) == 0 || !line.PrependShell && line.CmdLine[0] == "" {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -164,18 +163,8 @@ func words(c instructions.Command) int {
 }
 
 func supportedRun(c *instructions.RunCommand) error {
-	// Mounts are parsed when variables are filled in. They are refused, so their text suffices.
-	if slices.Contains(c.FlagsUsed, "mount") {
-		kind := "bind"
-		if err := c.Expand(func(word string) (string, error) { return word, nil }); err == nil {
-			if mounts := instructions.GetMounts(c); len(mounts) > 0 {
-				kind = string(mounts[0].Type)
-			}
-		}
-		if kind == "secret" || kind == "ssh" {
-			return invalidf("RUN --mount=type=%s is not supported; fetch what needs it before the build and COPY that, for a secret that is copied stays in the image", kind)
-		}
-		return invalidf("RUN --mount=type=%s is not supported; COPY what the program needs", kind)
+	if err := supportedMounts(c); err != nil {
+		return err
 	}
 	if len(instructions.GetDevices(c)) > 0 {
 		return invalidf("RUN --device is not supported")
@@ -254,7 +243,7 @@ func (s *Stage) Uses() (stages []*Stage, images []string) {
 	return stages, images
 }
 
-// source is the source of a COPY --from: a stage or an image.
+// source is the source of a --from or from: a stage or an image.
 type source struct {
 	stage *Stage
 	image string
@@ -377,27 +366,24 @@ func (p *Plan) add(i int, done map[int]*Stage) (*Stage, error) {
 		s.Image = from
 	}
 	for _, c := range in.Commands {
-		copying, ok := c.(*instructions.CopyCommand)
-		if !ok || copying.From == "" {
-			continue
-		}
-		if j, ok := f.stage(copying.From, i); ok {
-			other, err := p.add(j, done)
-			if err != nil {
-				return nil, err
+		switch c := c.(type) {
+		case *instructions.CopyCommand:
+			if c.From != "" {
+				err = p.use(s, i, c.From, "COPY --from=", done)
 			}
-			s.uses[copying.From] = source{stage: other}
-			continue
+		case *instructions.RunCommand:
+			for _, from := range froms(c) {
+				if err = p.use(s, i, from, "RUN --mount=from=", done); err != nil {
+					break
+				}
+			}
 		}
-		switch _, number := strconv.Atoi(copying.From); {
-		case strings.Contains(copying.From, "$"):
-			return nil, f.fault(c, invalidf("COPY --from=%s: variables are not filled in here", clip(copying.From)))
-		case number == nil || strings.EqualFold(copying.From, in.Name):
-			return nil, f.fault(c, invalidf("COPY --from=%s: no stage before this one", clip(copying.From)))
-		case copying.From == scratch:
-			return nil, f.fault(c, invalidf("COPY --from=%s: there is nothing in it", scratch))
+		if _, located := errors.AsType[*Error](err); err != nil && !located {
+			err = f.fault(c, err)
 		}
-		s.uses[copying.From] = source{image: copying.From}
+		if err != nil {
+			return nil, err
+		}
 	}
 	done[i] = s
 	p.Stages = append(p.Stages, s)
@@ -405,6 +391,28 @@ func (p *Plan) add(i int, done map[int]*Stage) (*Stage, error) {
 }
 
 const scratch = "scratch"
+
+// use adds the stage or image that an instruction of the i-th stage takes files from.
+func (p *Plan) use(s *Stage, i int, from, what string, done map[int]*Stage) error {
+	if j, ok := p.file.stage(from, i); ok {
+		other, err := p.add(j, done)
+		if err != nil {
+			return err
+		}
+		s.uses[from] = source{stage: other}
+		return nil
+	}
+	switch _, number := strconv.Atoi(from); {
+	case strings.Contains(from, "$"):
+		return invalidf("%s%s: variables are not filled in here", what, clip(from))
+	case number == nil || strings.EqualFold(from, s.in.Name):
+		return invalidf("%s%s: no stage before this one", what, clip(from))
+	case from == scratch:
+		return invalidf("%s%s: there is nothing in it", what, scratch)
+	}
+	s.uses[from] = source{image: from}
+	return nil
+}
 
 // argument returns the value of an ARG: the caller's, else the default, else the one before the
 // first FROM; nil if unset.

@@ -168,11 +168,16 @@ func key(parent, epoch string, v any) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Key returns the step's key on a stage with the chain id parent.
-func (r *Run) Key(parent, epoch string) string {
-	return key(parent, epoch, map[string]any{
+// Key returns the step's key on a stage with the chain id parent. Sources has the keys of the files
+// of its binds. What caches and secrets hold is in no key.
+func (r *Run) Key(parent, epoch string, sources []string) string {
+	inputs := map[string]any{
 		"run": raw(r.Argv), "env": raw(r.Env), "cwd": []byte(r.Cwd), "user": []byte(r.User), "network": r.Network, "script": []byte(r.Script),
-	})
+	}
+	if len(r.Mounts) > 0 {
+		inputs["mounts"], inputs["sources"] = r.Mounts, sources
+	}
+	return key(parent, epoch, inputs)
 }
 
 // Key returns the step's key on a stage with the chain id parent.

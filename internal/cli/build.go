@@ -33,6 +33,7 @@ type buildOptions struct {
 	target     string
 	platform   string
 	network    cmdline.Network
+	secrets    []string
 	noCache    bool
 	timeout    cmdline.Seconds
 	runTimeout cmdline.Seconds
@@ -52,9 +53,12 @@ out. "-" reads a context from stdin, a tar.
 Every RUN is a program in a sandbox of its own, with the limits given here and
 the network of --network, by default none. Steps whose result is known are not done again. With
 SOURCE_DATE_EPOCH in the environment, or as a --build-arg, no file has a later
-time, and the same input makes the same image to the byte.`,
+time, and the same input makes the same image to the byte.
+
+A secret is seen by the RUN that mounts it, and is in no layer, history, log or cache.`,
 		Example: `  sandboxd build -t tools/app:1.0 .
   sandboxd build -f docker/Dockerfile --target test --build-arg VERSION=3 .
+  sandboxd build --secret id=npmrc,src=$HOME/.npmrc .  # RUN --mount=type=secret,id=npmrc,target=/root/.npmrc npm ci
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) sandboxd build -t app .`,
 		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -80,6 +84,7 @@ func (o *buildOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.target, "target", "", "`stage` to build (default: the last)")
 	f.StringVar(&o.platform, "platform", "", "`platform`, one that this host runs (default: this host's)")
 	f.Var(&o.network, "network", cmdline.NetworkUsage+"; of RUN")
+	f.StringArrayVar(&o.secrets, "secret", nil, "`secret` for RUN --mount=type=secret: id=NAME[,src=FILE|,env=VARIABLE]; by default the variable NAME, else the file NAME; repeatable")
 	f.BoolVar(&o.noCache, "no-cache", false, "do every step anew")
 	f.Var(&o.timeout, "timeout", "give up after this time (default 1h)")
 	f.Var(&o.runTimeout, "run-timeout", "end the program of a RUN after this time (default: --timeout)")
@@ -98,6 +103,9 @@ func (o *buildOptions) request(changed func(string) bool) (api.Build, error) {
 		return req, err
 	}
 	if req.Labels, err = labelsOf(o.labels); err != nil {
+		return req, err
+	}
+	if req.Secrets, err = readSecrets(o.secrets); err != nil {
 		return req, err
 	}
 	if epoch, ok := os.LookupEnv("SOURCE_DATE_EPOCH"); ok && epoch != "" {

@@ -26,7 +26,6 @@ type habit struct {
 const (
 	noHostNamespaces = "a sandbox never shares a namespace of the host; leave the flag out"
 	noOtherVolumes   = "name the volumes, with -v NAME:TARGET: several sandboxes may have the same one"
-	noHealth         = "health checks are not run yet; ask the program with sandboxd exec"
 	noDNS            = "names are resolved by the sandbox's gateway, by the host's resolver and the policy; --add-host adds names of your own"
 	noAddresses      = "every sandbox has the same address of its own namespace; sandboxes reach each other by name: --network net:NAME and --name"
 	noLogDriver      = "output is kept in the sandbox's log: sandboxd logs"
@@ -87,13 +86,6 @@ var habits = []habit{
 	{name: "device-write-bps", why: diskLimits},
 	{name: "device-write-iops", why: diskLimits},
 	{name: "group-add", why: "a program has the groups that /etc/group of its image gives its user; --user name:group chooses the first"},
-	{name: "health-cmd", why: noHealth},
-	{name: "health-interval", why: noHealth},
-	{name: "health-retries", why: noHealth},
-	{name: "health-start-interval", why: noHealth},
-	{name: "health-start-period", why: noHealth},
-	{name: "health-timeout", why: noHealth},
-	{name: "no-healthcheck", bare: true, accepts: []string{"true"}},
 	{name: "stop-timeout", why: "the time is given when it is stopped: sandboxd stop --grace"},
 	{name: "detach-keys", why: "attach has them: sandboxd exec -d -it …, then sandboxd attach -i"},
 	{name: "attach", short: "a", accepts: []string{"stdout", "stderr", "STDOUT", "STDERR"}, why: "-i passes stdin on; output is always passed on"},
@@ -145,8 +137,7 @@ var foreignFlags = map[string]string{
 	"build push":          "push the image after it is built: sandboxd push",
 	"build load":          "a built image is always here; leave the flag out",
 	"build pull":          "fetch the base image anew with sandboxd pull before the build",
-	"build secret":        "secrets cannot be mounted in builds yet; copy nothing secret into an image, its layers keep it",
-	"build ssh":           "builds reach no agent of keys; fetch such sources before the build",
+	"build ssh":           "builds reach no agent of keys; give a key or token with --secret, and RUN --mount=type=secret",
 	"build cache-from":    "steps are cached here by themselves; leave the flag out",
 	"build cache-to":      "steps are cached here by themselves; leave the flag out",
 	"build squash":        "layers stay as they are; sandboxd export --format rootfs writes one tree",
@@ -230,9 +221,12 @@ func explainCommand(root *cobra.Command, args []string) error {
 	if err == nil || found != root {
 		return nil
 	}
+	value := false // of the flag before
 	for _, a := range rest {
-		if strings.HasPrefix(a, "-") {
-			continue // a flag, or the value of one follows and is no command
+		if value || strings.HasPrefix(a, "-") {
+			f := root.PersistentFlags().Lookup(strings.TrimLeft(a, "-"))
+			value = !value && f != nil && f.NoOptDefVal == ""
+			continue
 		}
 		if why := foreignCommands[a]; why != "" {
 			return cmdline.Usagef("there is no command %q: %s", a, why)

@@ -163,8 +163,10 @@ var habitLines = []struct{ args, refusal string }{
 	{"run --volume-driver local debian", ""},
 	{"run --volume-driver nfs debian", "no drivers"},
 	// Health and logs.
-	{"run --health-cmd true debian", "not run yet"},
-	{"run --health-interval 5s debian", "not run yet"},
+	{"run -d --health-cmd true --health-interval 5s --health-timeout=2s --health-retries 3 debian", ""},
+	{"run -d --health-cmd true --health-start-period 1m --health-start-interval 2s debian", ""},
+	{"run --health-cmd true --health-interval fast debian", "no time span"},
+	{"run --health-cmd true --no-healthcheck debian", "give one of them"},
 	{"run --no-healthcheck debian echo", ""},
 	{"run --log-driver json-file debian echo", ""},
 	{"run --log-driver syslog debian", "sandboxd logs"},
@@ -200,7 +202,9 @@ var habitLines = []struct{ args, refusal string }{
 	{"pull debian", ""},
 	{"version", ""},
 	{"build --push .", "sandboxd push"},
-	{"build --secret id=x .", "layers keep it"},
+	{"build --secret id=x,src=ENVFILE .", ""},
+	{"build --secret src=x .", "the id is missing"},
+	{"build --ssh default .", "--secret"},
 	{"build --cache-from x .", "cached here"},
 	{"volume ls", ""},
 	{"volume ls -q -f dangling=true", ""},
@@ -228,6 +232,8 @@ var habitLines = []struct{ args, refusal string }{
 	{"swarm init", "no clusters"},
 	{"service ls", "no clusters"},
 	{"plugin ls", "no plugins"},
+	{"--socket /x.sock volume ls", "no volumes yet"},
+	{"--socket=/x.sock restart web", "sandboxd stop"},
 }
 
 // What users of Docker type works, or is refused by a sentence that says what to do.

@@ -134,6 +134,7 @@ func eventLine(e *api.Event) string {
 	if e.Code != nil {
 		words = append(words, "code="+strconv.Itoa(*e.Code))
 	}
+	add("health", string(e.Health))
 	add("reason", e.Reason)
 	return cmdline.Printable(strings.Join(words, " "))
 }

@@ -34,8 +34,9 @@ func newPs(d deps) *cobra.Command {
 		Long: `List your sandboxes of all states, oldest first. ENDS is what ends a sandbox first:
 its lifetime, or its idle timeout if nothing uses it before.
 
-Filters are KEY=VALUE with the key state (or status), name, id, label, image, profile
-or network (a mode, or the name of a network). Several of one key select sandboxes
+Filters are KEY=VALUE with the key state (or status), health (starting, healthy,
+unhealthy or none), name, id, label, image, profile or network (a mode, or the name
+of a network). Several of one key select sandboxes
 with any of the values, but for labels, of which all must be there. A name may have
 the wildcards * and ?.
 
@@ -120,10 +121,15 @@ type psRow struct{ api.Sandbox }
 // Names returns the name: docker's templates use this field.
 func (r psRow) Names() string { return r.Name }
 
-// Status returns the state with its reason.
+// Status returns the state with its reason or its health.
 func (r psRow) Status() string {
-	if r.Reason != "" && r.Reason != string(r.State) {
+	switch running := r.State == api.StateRunning || r.State == api.StatePaused; {
+	case r.Reason != "" && r.Reason != string(r.State):
 		return string(r.State) + " (" + r.Reason + ")"
+	case running && r.Health != nil && r.Health.Status == api.HealthStarting:
+		return string(r.State) + " (health: starting)"
+	case running && r.Health != nil:
+		return string(r.State) + " (" + string(r.Health.Status) + ")"
 	}
 	return string(r.State)
 }
@@ -155,12 +161,21 @@ func (r psRow) Published() string {
 	return strings.Join(out, ", ")
 }
 
+// healthOf returns the health of a sandbox as filters have it: none without a health check.
+func healthOf(s *api.Sandbox) string {
+	if s.Health == nil {
+		return "none"
+	}
+	return string(s.Health.Status)
+}
+
 // psKeys compare a sandbox with the value of a filter.
 var psKeys = map[string]func(s *api.Sandbox, want string) bool{
 	"id":      func(s *api.Sandbox, want string) bool { return s.ID == want },
 	"name":    func(s *api.Sandbox, want string) bool { return matchName(s.Name, want) },
 	"state":   func(s *api.Sandbox, want string) bool { return string(s.State) == want },
 	"status":  func(s *api.Sandbox, want string) bool { return string(s.State) == want },
+	"health":  func(s *api.Sandbox, want string) bool { return healthOf(s) == want },
 	"image":   func(s *api.Sandbox, want string) bool { return matchImage(s.Image, want) || s.ImageDigest == want },
 	"profile": func(s *api.Sandbox, want string) bool { return s.Profile == want },
 	"network": func(s *api.Sandbox, want string) bool {

@@ -73,6 +73,8 @@ runs, one is started in the background and ends when it is idle.`,
 					return err
 				}
 				req.AutoRemove = opts.remove
+			} else if req.HealthCheck == nil && opts.fromImage(opts.image) {
+				req.HealthCheck = &api.HealthCheck{} // the image's, although the program is no main process
 			}
 			return runRun(cmd.Context(), opts, req, d)
 		},

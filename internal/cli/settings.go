@@ -36,6 +36,7 @@ type settingFlags struct {
 	stopSignal string
 	restart    string
 	init       bool
+	health     healthFlags
 	workspace  string
 }
 
@@ -54,6 +55,7 @@ func (s *settingFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.stopSignal, "stop-signal", "", "`signal` that asks programs to end when the sandbox is stopped (default: the image's, else SIGTERM)")
 	f.StringVar(&s.restart, "restart", "", "start it again when its main process has ended, by a `policy`: no, on-failure[:N], always or unless-stopped")
 	f.StringVar(&s.workspace, "workspace", "", "let programs work on a copy-on-write view of a directory: `DIR[:TARGET]`, by default at the image's working directory or /workspace")
+	s.health.addFlags(f)
 	f.BoolVar(&s.init, "init", false, "run a small init as process 1, which every sandbox has in any case")
 }
 
@@ -61,6 +63,9 @@ func (s *settingFlags) addFlags(f *pflag.FlagSet) {
 func (s *settingFlags) settings() (set api.Settings, err error) {
 	set = api.Settings{
 		Hostname: s.hostname, ReadOnly: s.readOnly, ShmSize: s.shm.Bytes, CapDrop: s.capDrop, CapAdd: s.capAdd, StopSignal: s.stopSignal, Restart: s.restart,
+	}
+	if set.HealthCheck, err = s.health.check(); err != nil {
+		return set, err
 	}
 	for _, text := range s.tmpfs {
 		m, err := parseTmpfs(text)

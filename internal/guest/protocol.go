@@ -187,10 +187,12 @@ type WatchRequest struct {
 }
 
 // TarInRequest asks init to extract a tar stream. The read end of a pipe travels with it. The ids
-// own every file that init makes, whatever the stream says.
+// own every file that init makes, whatever the stream says, unless Owners is set: then they own the
+// missing parents of entries.
 type TarInRequest struct {
-	UID uint32 `json:"uid"`
-	GID uint32 `json:"gid"`
+	UID    uint32 `json:"uid"`
+	GID    uint32 `json:"gid"`
+	Owners bool   `json:"owners,omitempty"`
 }
 
 // HolderRequest asks init for a process that has a socket.

@@ -1,6 +1,8 @@
 package httpapi
 
 import (
+	"encoding/base64"
+	"encoding/json"
 	"net/http"
 	"strings"
 	"sync"
@@ -19,6 +21,9 @@ func (s *Server) postBuild(w http.ResponseWriter, r *http.Request) error {
 		if err := decodeJSON([]byte(o), &opts); err != nil {
 			return class.Invalidf("options: %s", strings.TrimPrefix(err.Error(), "body: "))
 		}
+	}
+	if opts.Secrets, err = buildSecrets(r.Header.Get(api.HeaderBuildSecrets)); err != nil {
+		return err
 	}
 	var mu sync.Mutex
 	began := false
@@ -42,4 +47,17 @@ func (s *Server) postBuild(w http.ResponseWriter, r *http.Request) error {
 		_ = emit(api.BuildEvent{Image: &img}) // as above
 	}
 	return nil
+}
+
+// buildSecrets decodes the header with the secrets of a build. Errors quote nothing of it.
+func buildSecrets(header string) (map[string][]byte, error) {
+	if header == "" {
+		return nil, nil //nolint:nilnil // there are none
+	}
+	data, err := base64.StdEncoding.DecodeString(header)
+	var secrets map[string][]byte
+	if err != nil || json.Unmarshal(data, &secrets) != nil {
+		return nil, class.Invalidf("header %s: must be the base64 encoding of a JSON object of base64 encodings", api.HeaderBuildSecrets)
+	}
+	return secrets, nil
 }

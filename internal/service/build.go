@@ -211,6 +211,11 @@ func (b *builder) validate() (err error) {
 	if err := validateLabels(o.Labels); err != nil {
 		return err
 	}
+	for id := range o.Secrets {
+		if id == "" || len(id) > 255 || hasControl(id) {
+			return class.Invalidf("secret %q: not an id", class.Clip(id))
+		}
+	}
 	if err := validateLimits(&o.Limits); err != nil {
 		return err
 	}
@@ -426,7 +431,11 @@ func (b *builder) do(ctx context.Context, stage *build.Stage, st *built, step *b
 		if !b.opts.Network.HasGateway() && b.opts.Network.Mode != api.NetworkSandbox {
 			step.Run.Network = "none"
 		}
-		return b.once(ctx, st, step.Run.Key(st.chain(), b.epoch), func() (*image.Layer, error) { return b.run(ctx, stage, st, step) })
+		sources, err := b.sourceKeys(ctx, stage, step.Run)
+		if err != nil {
+			return nil, false, err
+		}
+		return b.once(ctx, st, step.Run.Key(st.chain(), b.epoch, sources), func() (*image.Layer, error) { return b.run(ctx, stage, st, step) })
 	case step.Dir != nil:
 		return b.once(ctx, st, step.Dir.Key(st.chain(), b.epoch), func() (*image.Layer, error) {
 			tree, err := b.tree(ctx, st)
@@ -469,18 +478,27 @@ func (b *builder) change(ctx context.Context, st *built, change func() (*build.C
 	return l, err
 }
 
+// from returns the stage or image that files come from, nil for the context.
+func (b *builder) from(ctx context.Context, stage *build.Stage, c *build.Copy) (*built, error) {
+	switch {
+	case c.Stage != nil:
+		return b.stages[c.Stage], nil
+	case c.Image != "":
+		other, err := b.image(ctx, stage, c.Image)
+		if err != nil {
+			return nil, fmt.Errorf("--from=%s: %w", class.Clip(c.From), err)
+		}
+		return other, nil
+	}
+	return nil, nil //nolint:nilnil // no other layers
+}
+
 func (b *builder) copy(ctx context.Context, stage *build.Stage, st *built, c *build.Copy) (*image.Layer, bool, error) {
 	from := b.context
 	var layers []string // that the files come from, where they do
-	var other *built
-	switch {
-	case c.Stage != nil:
-		other = b.stages[c.Stage]
-	case c.Image != "":
-		var err error
-		if other, err = b.image(ctx, stage, c.Image); err != nil {
-			return nil, false, fmt.Errorf("--from=%s: %w", class.Clip(c.From), err)
-		}
+	other, err := b.from(ctx, stage, c)
+	if err != nil {
+		return nil, false, err
 	}
 	quick := ""
 	if other != nil {
@@ -493,7 +511,6 @@ func (b *builder) copy(ctx context.Context, stage *build.Stage, st *built, c *bu
 				return l, true, err
 			}
 		}
-		var err error
 		if from, err = b.tree(ctx, other); err != nil {
 			return nil, false, err
 		}
@@ -533,9 +550,19 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 	if run.Network == "none" {
 		net = api.Network{}
 	}
+	caches, release, err := b.leaseCaches(ctx, run)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	set := api.Settings{Tmpfs: scratchOf(run)}
+	if err := validateSettings(&set); err != nil {
+		return nil, fmt.Errorf("RUN --mount: %w", err)
+	}
 	const margin = time.Minute // so that the program's own time ends first
 	r, err := b.s.request(&origin{image: "build", digest: st.chain(), rootfs: root, profile: b.profile, defaults: b.limits, cwd: "/"},
-		&api.CreateSandbox{Limits: b.opts.Limits, Network: net, Labels: map[string]string{"build": fmt.Sprintf("line %d", step.Line)}})
+		&api.CreateSandbox{Limits: b.opts.Limits, Network: net, Labels: map[string]string{"build": fmt.Sprintf("line %d", step.Line)},
+			Settings: set})
 	if err != nil {
 		return nil, err
 	}
@@ -559,21 +586,49 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 			return nil, fmt.Errorf("RUN: write the here-document: %w", err)
 		}
 	}
-	if err := b.exec(ctx, stage, rec.ID, step); err != nil {
+	var mounts *runMounts
+	if len(run.Mounts) > 0 {
+		if mounts, err = b.mount(ctx, stage, rec.ID, run, caches); err != nil {
+			return nil, err
+		}
+	}
+	err = b.exec(ctx, stage, rec.ID, step, mounts)
+	if mounts != nil && (err == nil || errors.Is(err, class.ErrBuild)) {
+		err = errors.Join(err, mounts.ended(ctx, err != nil))
+	}
+	if err != nil {
 		return nil, err
 	}
 	// Processes that the program left behind must not write while the layer is read.
 	if err := b.s.supervisor.Kill(ctx, rec.ID, "the build goes on"); err != nil && !errors.Is(err, runtime.ErrNotFound) {
 		return nil, err
 	}
-	return b.draft.AddLayer(ctx, st.layers, func(w io.Writer) error { return b.s.writeChanges(ctx, rec.ID, b.stamp.Latest, w) })
+	return b.draft.AddLayer(ctx, st.layers, func(w io.Writer) error {
+		if mounts == nil {
+			return b.s.writeChanges(ctx, rec.ID, b.stamp.Latest, w)
+		}
+		pr, pw := io.Pipe()
+		written := make(chan struct{})
+		go func() {
+			defer close(written)
+			_ = pw.CloseWithError(b.s.writeChanges(ctx, rec.ID, b.stamp.Latest, pw))
+		}()
+		err := mounts.writeLayer(pr, w)
+		_ = pr.CloseWithError(err) // ends the writer
+		<-written
+		return err
+	})
 }
 
 // exec runs the program of a step to its end.
-func (b *builder) exec(ctx context.Context, stage *build.Stage, id string, step *build.Step) error {
+func (b *builder) exec(ctx context.Context, stage *build.Stage, id string, step *build.Step, mounts *runMounts) error {
 	run := step.Run
+	var secrets []string
+	if mounts != nil {
+		secrets = mounts.env
+	}
 	x, err := b.s.StartExec(ctx, id, api.ExecRequest{
-		Argv: run.Argv, Env: slices.Concat(run.Env, run.Proxy), Cwd: run.Cwd, User: run.User, Timeout: b.perRun.Seconds(),
+		Argv: run.Argv, Env: slices.Concat(run.Env, run.Proxy, secrets), Cwd: run.Cwd, User: run.User, Timeout: b.perRun.Seconds(),
 	})
 	if err != nil {
 		return fmt.Errorf("RUN: %w", err)

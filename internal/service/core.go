@@ -194,6 +194,7 @@ type core struct {
 	own        Images // the store as the daemon's own tenant sees it
 	log        *slog.Logger
 	builds     buildSlots
+	caches     buildCaches
 	disk       disk
 	execs      *execs
 	restarts   restarts
@@ -224,6 +225,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
 	}
 	s.retention.Store(&opts.RetentionLimits)
+	s.caches.dir = filepath.Join(opts.DataDir, "build-caches")
 	s.disk.reserve, s.disk.closing = opts.DiskReserve, make(chan struct{})
 	s.disk.measure = func() (Disk, error) { return MeasureDisk(opts.DataDir) }
 	s.differ, _ = runtime.As[runtime.Differ](opts.Engine)

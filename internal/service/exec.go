@@ -111,9 +111,19 @@ func (s *API) start(ctx context.Context, ref string, req api.ExecRequest, r host
 	return s.launch(ctx, lease, req, r)
 }
 
-// launch starts the program of a valid request and takes over the lease. Of r the caller sets how
-// the program is connected.
-func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (_ *Execution, err error) {
+// launch starts the program of a valid request, lists it and takes over the lease. Of r the caller
+// sets how the program is connected.
+func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (*Execution, error) {
+	x, err := s.startProgram(ctx, lease, req, r)
+	if err == nil && !req.Detach {
+		s.execs.register(x)
+		s.publishExecStarted(x, &lease.Record)
+	}
+	return x, err
+}
+
+// startProgram is launch without the list.
+func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (_ *Execution, err error) {
 	defer func() {
 		if err != nil {
 			lease.End()
@@ -145,7 +155,8 @@ func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecReq
 	}
 	r.Argv = req.Argv
 	r.Env = execEnv(rec.ImageEnv, rec.Env, req.Env, id.home, req.TTY)
-	r.Cwd, r.MakeCwd = cmp.Or(req.Cwd, rec.Cwd), req.CwdCreate
+	// The sandbox's own directory is made, as an image's WORKDIR is by a build.
+	r.Cwd, r.MakeCwd = cmp.Or(req.Cwd, rec.Cwd), req.CwdCreate || req.Cwd == ""
 	r.UID, r.GID, r.Groups = id.uid, id.gid, id.groups
 	r.TTY, r.Rows, r.Cols = req.TTY, cmp.Or(req.Rows, 24), cmp.Or(req.Cols, 80)
 	r.Limits = limitsOf(rec.Rlimits, req.Rlimits)
@@ -171,10 +182,6 @@ func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecReq
 	x.record.Exec = api.Exec{
 		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: cmp.Or(req.User, rec.User), Cwd: r.Cwd, TTY: req.TTY,
 		Detached: req.Detach, PID: ge.PID, State: api.ExecRunning, StartedAt: time.Now().UTC(),
-	}
-	if !req.Detach {
-		s.execs.register(x)
-		s.publishExecStarted(x, rec)
 	}
 	return x, nil
 }

@@ -58,10 +58,13 @@ type execs struct {
 	mains  map[string]mainOf                // by the sandbox's id
 	starts map[string]int                   // under way, by the sandbox's id
 	begun  chan struct{}                    // closed and replaced when one of them has ended
+
+	// checked has the sandboxes whose health is checked, and what is closed when they cease to run.
+	checked map[string]<-chan struct{}
 }
 
 func newExecs(ctx context.Context) *execs {
-	e := &execs{adopting: make(chan struct{}, 1), of: make(map[string]map[string]*Execution), counts: make(map[string]int), keptOf: make(map[string]int64), mains: make(map[string]mainOf)}
+	e := &execs{adopting: make(chan struct{}, 1), of: make(map[string]map[string]*Execution), counts: make(map[string]int), keptOf: make(map[string]int64), mains: make(map[string]mainOf), checked: make(map[string]<-chan struct{})}
 	e.starts, e.begun = make(map[string]int), make(chan struct{})
 	e.ctx, e.cancel = context.WithCancelCause(ctx)
 	return e

@@ -3,6 +3,7 @@ package service
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -119,7 +120,10 @@ func (s *API) PruneImages(ctx context.Context, req api.PruneImages) (api.ImagesR
 	defer s.pools.Removing()()
 	out, err := s.images.Prune(ctx, req.All)
 	s.publishImages(api.ActionRemoved, slices.Concat(out.Removed, out.Untagged)...)
-	return out, err
+	n, bytes, cerr := s.caches.prune(s.caller.Tenant)
+	out.Steps += n
+	out.Bytes += bytes
+	return out, errors.Join(err, cerr)
 }
 
 // TagImage gives a stored image one more name.

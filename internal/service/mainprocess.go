@@ -117,7 +117,8 @@ func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, erro
 		s.forgetSandbox(undo, rec.ID)
 		return api.Sandbox{}, errors.Join(err, derr)
 	}
-	s.removeAtEnd(&rec) //nolint:contextcheck // the removal outlives the request
+	s.removeAtEnd(&rec)   //nolint:contextcheck // the removal outlives the request
+	s.watchHealth(rec.ID) //nolint:contextcheck // as the checks do
 	return rec.Shown(), nil
 }
 
@@ -158,7 +159,12 @@ func (s *core) startMain(ctx context.Context, rec *runtime.Record) error {
 
 // startAgain is connect and startMain for a sandbox that existed before. If it fails, the sandbox
 // is stopped. A sandbox that does not run, as after a rollback of a stopped one, needs nothing.
-func (s *core) startAgain(ctx context.Context, rec *runtime.Record) error {
+func (s *core) startAgain(ctx context.Context, rec *runtime.Record) (err error) {
+	defer func() {
+		if err == nil {
+			s.watchHealth(rec.ID) //nolint:contextcheck // the checks outlive the request
+		}
+	}()
 	if !wantsMain(rec) && (rec.State != api.StateRunning || !rec.Network.HasGateway()) {
 		return nil
 	}
@@ -184,6 +190,7 @@ func (s *core) startAgain(ctx context.Context, rec *runtime.Record) error {
 func (s *core) startMissing() {
 	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true}) {
 		s.removeAtEnd(&rec)
+		s.watchHealth(rec.ID)
 		if rec.State == api.StateStopped || rec.State == api.StateLost {
 			s.considerRestart(rec.ID, true)
 		}

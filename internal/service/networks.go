@@ -135,7 +135,7 @@ const maxHolders = 16
 func (s *core) holder(ctx context.Context, id string, inode uint32) (api.FlowProcess, error) {
 	all := append([]string{id}, s.supervisor.Sharing(id)...)
 	for _, at := range all[:min(len(all), maxHolders)] {
-		lease, err := s.supervisor.Peek(at)
+		lease, err := s.supervisor.Probe(at)
 		if err != nil {
 			continue // it has ended, or is paused
 		}

@@ -24,6 +24,7 @@ type origin struct {
 	entrypoint, cmd         []string
 	stopSignal              string
 	volumes                 []string // places of the image's VOLUMEs
+	health                  *api.HealthCheck
 }
 
 // request returns the request for a sandbox of this origin with the values that a valid client's
@@ -35,6 +36,9 @@ func (s *API) request(from *origin, ask *api.CreateSandbox) (_ runtime.Request, 
 	r.Entrypoint, r.Cmd = programOf(from, ask.Entrypoint)
 	r.Settings = ask.Settings
 	r.StopSignal = cmp.Or(ask.StopSignal, from.stopSignal)
+	if r.HealthCheck, err = healthCheck(ask.HealthCheck, from.health, len(r.Command) > 0); err != nil {
+		return r, err
+	}
 	if err := raiseNofile(&r.Limits, from.defaults.Nofile, r.Rlimits["nofile"].Hard); err != nil {
 		return r, err
 	}

@@ -46,7 +46,7 @@ func (s *API) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api.San
 	from := origin{
 		image: reference, digest: img.Digest, imageEnv: img.Config.Env, rootfs: img.Rootfs, profile: profile, defaults: defaults,
 		env: profile.Env, cwd: cmp.Or(strings.TrimSuffix(img.Config.WorkingDir, "/"), profile.Cwd, "/"), user: img.Config.User,
-		entrypoint: img.Config.Entrypoint, cmd: img.Config.Cmd, stopSignal: stopSignal(img.Config),
+		entrypoint: img.Config.Entrypoint, cmd: img.Config.Cmd, stopSignal: stopSignal(img.Config), health: imageHealth(&img.Config),
 		volumes: img.Config.Volumes,
 	}
 	if err := imageCommand(&from, &req); err != nil {
@@ -58,7 +58,7 @@ func (s *API) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api.San
 	}
 	// The image's values are checked like the client's: they are kept, shown and used. The client may
 	// overrule them.
-	err = errors.Join(validatePath("working directory of the image", r.Cwd), validateUser(r.User))
+	err = errors.Join(validatePath("working directory of the image", r.Cwd), validateUser(r.User), validateHealth(r.HealthCheck))
 	if err != nil {
 		return api.Sandbox{}, class.Mark(image.ErrInvalid, fmt.Errorf("image %q: %w", reference, err))
 	}

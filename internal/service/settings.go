@@ -63,6 +63,9 @@ func validateSettings(set *api.Settings) error {
 			return class.Invalidf("hosts[%d].address %q: not an IP address", i, class.Clip(h.Address))
 		}
 	}
+	if err := validateHealth(set.HealthCheck); err != nil {
+		return err
+	}
 	if set.StopSignal != "" && runtime.SignalNumber(set.StopSignal) == 0 {
 		return class.Invalidf("stop_signal %q: no such signal", class.Clip(set.StopSignal))
 	}

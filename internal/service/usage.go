@@ -75,6 +75,13 @@ func (s *API) DiskUsage(ctx context.Context) (api.DiskUsage, error) {
 	if err := s.volumeUsage(ctx, &u); err != nil {
 		return api.DiskUsage{}, fmt.Errorf("measure volumes: %w", err)
 	}
+	caches, err := s.caches.usage(s.caller.Tenant)
+	if err != nil {
+		return api.DiskUsage{}, fmt.Errorf("measure the caches of builds: %w", err)
+	}
+	u.BuildCache.Count += caches.Count
+	u.BuildCache.Bytes += caches.Bytes
+	u.BuildCache.Reclaimable += caches.Reclaimable
 	for _, rec := range s.supervisor.List(runtime.Filter{Tenant: s.caller.Tenant}) {
 		if !s.visible(&rec) {
 			continue

@@ -400,17 +400,18 @@ func (c *Client) TarOut(ctx context.Context, path string, w *os.File) error {
 }
 
 // TarIn extracts the tar stream that init reads from r, which must be a pipe, below path. Missing
-// directories are made. All entries get the owner uid and gid, whatever the stream says. Existing
+// directories are made. All entries get the owner in as, whatever the stream says, unless it says
+// Owners. Existing
 // files are replaced, existing directories kept. An entry that would leave path, also through a
 // link, is an error, and so are devices, FIFOs and sockets. After an error the entries before it
 // stay.
 //
 // The caller keeps r. After an error, close r so that the writer notices: the rest is not read.
-func (c *Client) TarIn(ctx context.Context, path string, r *os.File, uid, gid uint32) error {
-	if uid == math.MaxUint32 || gid == math.MaxUint32 {
+func (c *Client) TarIn(ctx context.Context, path string, r *os.File, as guest.TarInRequest) error {
+	if as.UID == math.MaxUint32 || as.GID == math.MaxUint32 {
 		return &guest.Error{Stage: guest.StageRequest, Errno: unix.EINVAL, Path: path}
 	}
-	return c.tar(ctx, guest.KindTarIn, guest.TarInRequest{UID: uid, GID: gid}, path, r)
+	return c.tar(ctx, guest.KindTarIn, as, path, r)
 }
 
 func (c *Client) tar(ctx context.Context, k guest.Kind, msg any, path string, pipe *os.File) error {

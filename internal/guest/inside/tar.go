@@ -54,7 +54,7 @@ func (s *server) tar(c *conn, pkt guest.Packet, fds []int) error {
 	defer func() { _ = pipe.Close() }()
 	settled := c.onClose(func() { _ = pipe.SetDeadline(guest.Expired) })
 	if pkt.Kind == guest.KindTarIn {
-		err = s.tarIn(pkt.Strs[0], pipe, m.UID, m.GID)
+		err = s.tarIn(pkt.Strs[0], pipe, m)
 	} else {
 		err = s.tarOut(pkt.Strs[0], pipe)
 	}
@@ -249,11 +249,12 @@ type tarReader struct {
 	root     *os.Root
 	dir      int // of root, for system calls that os.Root lacks
 	uid, gid int
+	owners   bool   // entries have the ids of the stream
 	made     string // parent that was made last
 }
 
-func (s *server) tarIn(dest string, pipe io.Reader, uid, gid uint32) error {
-	handle, _, err := makeDir(dest, uid, gid)
+func (s *server) tarIn(dest string, pipe io.Reader, m guest.TarInRequest) error {
+	handle, _, err := makeDir(dest, m.UID, m.GID)
 	if err != nil {
 		return fail(guest.StageWrite, err, dest)
 	}
@@ -270,7 +271,7 @@ func (s *server) tarIn(dest string, pipe io.Reader, uid, gid uint32) error {
 		return fail(guest.StageOpen, err, dest)
 	}
 	defer func() { _ = root.Close() }()
-	x := &tarReader{root: root, dir: handle, uid: int(uid), gid: int(gid), made: "."}
+	x := &tarReader{root: root, dir: handle, uid: int(m.UID), gid: int(m.GID), owners: m.Owners, made: "."}
 	in := bufio.NewReaderSize(pipe, 32<<10)
 	tr := tar.NewReader(in)
 	for {
@@ -334,6 +335,10 @@ func (x *tarReader) entry(h *tar.Header, r io.Reader) error {
 	}
 	if err := x.parents(path.Dir(name)); err != nil {
 		return x.fail(guest.StageWrite, err, path.Dir(name))
+	}
+	if x.owners {
+		defer func(uid, gid int) { x.uid, x.gid = uid, gid }(x.uid, x.gid)
+		x.uid, x.gid = h.Uid, h.Gid // the kernel refuses what the sandbox does not have
 	}
 	var err error
 	switch h.Typeflag {

@@ -1,0 +1,96 @@
+package functional
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+// Restart policies hold through kills of the daemon: what ends while there is none is started by the
+// next one, what a client has stopped only as its policy says, and the number of restarts is kept.
+func TestRestartPoliciesOutliveTheDaemon(t *testing.T) {
+	d := harness.Start(t, harness.Options{})
+	start := func(name, policy, script string) *harness.Sandbox {
+		t.Helper()
+		if got := d.CLI(t, "run", "-d", "--name", name, "--restart", policy, "host", "sh", "-c", script); got.Code != 0 {
+			t.Fatalf("%s: %+v", name, got)
+		}
+		sb, err := d.Client(t).GetSandbox(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.Sandbox(*sb)
+	}
+	until := func(s *harness.Sandbox, what string, ok func(sb *api.Sandbox) bool) *api.Sandbox {
+		t.Helper()
+		var last *api.Sandbox
+		harness.Eventually(t, func() error {
+			sb, err := s.Inspect(t.Context())
+			if err != nil {
+				return err
+			}
+			if last = sb; !ok(sb) {
+				return fmt.Errorf("%s: not so: %s, %q, %d restarts", what, sb.State, sb.Reason, sb.Restarts)
+			}
+			return nil
+		})
+		return last
+	}
+	runs := func(sb *api.Sandbox) bool { return sb.State == api.StateRunning }
+	// Each life leaves a line in a file, and lasts as long as the file "go" is missing.
+	const lives = `echo life >>/lives; rm -f /go; while [ ! -e /go ]; do sleep 0.01; done; exit 3`
+	always, unless := start("always", "always", lives), start("unless", "unless-stopped", lives)
+	failing := start("failing", "on-failure:2", "exit 5")
+	fine := start("fine", "on-failure", "exit 0")
+	stopped, kept := start("stopped", "always", lives), start("kept", "unless-stopped", lives)
+
+	ended := until(failing, "two restarts", func(sb *api.Sandbox) bool { return sb.State == api.StateStopped && sb.Restarts == 2 })
+	if ended.Exit == nil || ended.Exit.Code != 5 {
+		t.Errorf("%+v", ended.Exit)
+	}
+	if sb := until(fine, "its end", func(sb *api.Sandbox) bool { return sb.State == api.StateStopped }); sb.Restarts != 0 {
+		t.Errorf("a success was restarted %d times", sb.Restarts)
+	}
+	for _, s := range []*harness.Sandbox{always, unless} {
+		s.Sh(t, "touch /go")
+		until(s, "one restart", func(sb *api.Sandbox) bool { return runs(sb) && sb.Restarts == 1 })
+	}
+	for _, s := range []*harness.Sandbox{stopped, kept} {
+		s.MustTurn(t, "stop", map[string]int{"grace": 0}, api.StateStopped)
+	}
+	// They end while no daemon runs, or at the moment of its end.
+	for _, s := range []*harness.Sandbox{always, unless} {
+		until(s, "the second life", func(*api.Sandbox) bool { return strings.Count(s.Sh(t, "cat /lives"), "life") == 2 })
+		if got := d.CLI(t, "exec", "-d", s.ID, "--", "sh", "-c", "sleep 0.5; touch /go"); got.Code != 0 {
+			t.Errorf("%+v", got)
+		}
+	}
+	d.Kill9(t)
+	d.Launch(t)
+	for _, s := range []*harness.Sandbox{always, unless} {
+		sb := until(s, "two restarts", func(sb *api.Sandbox) bool { return runs(sb) && sb.Restarts == 2 })
+		until(s, "the third life", func(*api.Sandbox) bool { return strings.Count(s.Sh(t, "cat /lives"), "life") == 3 })
+		if sb.Restart == "" {
+			t.Errorf("%+v", sb.Settings)
+		}
+	}
+	until(stopped, "started with the daemon", runs)
+	if sb := until(kept, "stopped", func(sb *api.Sandbox) bool { return sb.State == api.StateStopped }); sb.Reason != "stopped" {
+		t.Errorf("%q", sb.Reason)
+	}
+	if sb, err := failing.Inspect(t.Context()); err != nil || sb.State != api.StateStopped || sb.Restarts != 2 {
+		t.Errorf("on-failure:2: %+v, %v", sb, err)
+	}
+	// All are lost with the launcher, and those that want it start again.
+	before := make(map[string]int)
+	for _, s := range []*harness.Sandbox{always, unless, stopped} {
+		before[s.ID] = until(s, "running", runs).Restarts
+	}
+	kill9(t, d.System(t).Launcher)
+	for _, s := range []*harness.Sandbox{always, unless, stopped} {
+		until(s, "after the launcher", func(sb *api.Sandbox) bool { return runs(sb) && sb.Restarts > before[s.ID] })
+	}
+}
