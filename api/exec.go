@@ -62,9 +62,10 @@ type ExecState string
 
 // States of an exec.
 const (
-	ExecRunning ExecState = "running"
-	ExecExited  ExecState = "exited" // see exit
-	ExecLost    ExecState = "lost"   // its sandbox ended first, so its exit is unknown; see error
+	ExecPrepared ExecState = "prepared" // it was described, and is not started yet
+	ExecRunning  ExecState = "running"
+	ExecExited   ExecState = "exited" // see exit
+	ExecLost     ExecState = "lost"   // its sandbox ended first, so its exit is unknown; see error
 )
 
 // Exec is one exec of a sandbox. Execs with a client are listed while they run. Detached ones are

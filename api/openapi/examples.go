@@ -75,3 +75,10 @@ func withFilter(p api.Profile) api.Profile {
 	p.Seccomp = json.RawMessage(`{"defaultAction":"SCMP_ACT_ERRNO"}`)
 	return p
 }
+
+// preparedExec is an exec before its start.
+func preparedExec() api.Exec {
+	x := detached
+	x.State, x.PID = api.ExecPrepared, 0
+	return x
+}

@@ -184,10 +184,11 @@ type WatchRequest struct {
 }
 
 // TarInRequest asks init to extract a tar stream. The read end of a pipe travels with it. The ids
-// own every file that init makes, whatever the stream says.
+// own every file that init makes, or with Owners those that the stream has no entry for.
 type TarInRequest struct {
-	UID uint32 `json:"uid"`
-	GID uint32 `json:"gid"`
+	UID    uint32 `json:"uid"`
+	GID    uint32 `json:"gid"`
+	Owners bool   `json:"owners,omitempty"`
 }
 
 // SignalRequest asks init to send a signal, from 1 to 64, to a running exec. The daemon sends it on

@@ -400,17 +400,17 @@ func (c *Client) TarOut(ctx context.Context, path string, w *os.File) error {
 }
 
 // TarIn extracts the tar stream that init reads from r, which must be a pipe, below path. Missing
-// directories are made. All entries get the owner uid and gid, whatever the stream says. Existing
+// directories are made. All entries get the owner uid and gid; with owners those get the stream's. Existing
 // files are replaced, existing directories kept. An entry that would leave path, also through a
 // link, is an error, and so are devices, FIFOs and sockets. After an error the entries before it
 // stay.
 //
 // The caller keeps r. After an error, close r so that the writer notices: the rest is not read.
-func (c *Client) TarIn(ctx context.Context, path string, r *os.File, uid, gid uint32) error {
+func (c *Client) TarIn(ctx context.Context, path string, r *os.File, uid, gid uint32, owners bool) error {
 	if uid == math.MaxUint32 || gid == math.MaxUint32 {
 		return &guest.Error{Stage: guest.StageRequest, Errno: unix.EINVAL, Path: path}
 	}
-	return c.tar(ctx, guest.KindTarIn, guest.TarInRequest{UID: uid, GID: gid}, path, r)
+	return c.tar(ctx, guest.KindTarIn, guest.TarInRequest{UID: uid, GID: gid, Owners: owners}, path, r)
 }
 
 func (c *Client) tar(ctx context.Context, k guest.Kind, msg any, path string, pipe *os.File) error {

@@ -310,7 +310,7 @@ func (s *sandbox) tarIn(t *testing.T, path string, stream []byte) error {
 		_, _ = w.Write(stream)
 		_ = w.Close()
 	}()
-	err = s.TarIn(t.Context(), path, r, 0, 0)
+	err = s.TarIn(t.Context(), path, r, 0, 0, false)
 	_ = r.Close()
 	<-done
 	return err

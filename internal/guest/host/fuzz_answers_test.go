@@ -148,7 +148,7 @@ func FuzzHostAnswers(f *testing.F) {
 		judge("move", client.Move(ctx, "/x", "/y", false))
 		judge("remove", client.Remove(ctx, "/x", true))
 		judge("tar out", client.TarOut(ctx, "/x", w))
-		judge("tar in", client.TarIn(ctx, "/x", r, 0, 0))
+		judge("tar in", client.TarIn(ctx, "/x", r, 0, 0, false))
 		if !guesttest.Within(t, func() bool { return descriptorsOpen(t) <= before }) {
 			t.Fatalf("%d descriptors are left", descriptorsOpen(t)-before)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"strconv"
@@ -54,7 +55,7 @@ func (s *server) tar(c *conn, pkt guest.Packet, fds []int) error {
 	defer func() { _ = pipe.Close() }()
 	settled := c.onClose(func() { _ = pipe.SetDeadline(guest.Expired) })
 	if pkt.Kind == guest.KindTarIn {
-		err = s.tarIn(pkt.Strs[0], pipe, m.UID, m.GID)
+		err = s.tarIn(pkt.Strs[0], pipe, m)
 	} else {
 		err = s.tarOut(pkt.Strs[0], pipe)
 	}
@@ -249,10 +250,12 @@ type tarReader struct {
 	root     *os.Root
 	dir      int // of root, for system calls that os.Root lacks
 	uid, gid int
+	owners   bool   // entries keep the archive's
 	made     string // parent that was made last
 }
 
-func (s *server) tarIn(dest string, pipe io.Reader, uid, gid uint32) error {
+func (s *server) tarIn(dest string, pipe io.Reader, m guest.TarInRequest) error {
+	uid, gid := m.UID, m.GID
 	handle, _, err := makeDir(dest, uid, gid)
 	if err != nil {
 		return fail(guest.StageWrite, err, dest)
@@ -270,7 +273,7 @@ func (s *server) tarIn(dest string, pipe io.Reader, uid, gid uint32) error {
 		return fail(guest.StageOpen, err, dest)
 	}
 	defer func() { _ = root.Close() }()
-	x := &tarReader{root: root, dir: handle, uid: int(uid), gid: int(gid), made: "."}
+	x := &tarReader{root: root, dir: handle, uid: int(uid), gid: int(gid), owners: m.Owners, made: "."}
 	in := bufio.NewReaderSize(pipe, 32<<10)
 	tr := tar.NewReader(in)
 	for {
@@ -334,6 +337,14 @@ func (x *tarReader) entry(h *tar.Header, r io.Reader) error {
 	}
 	if err := x.parents(path.Dir(name)); err != nil {
 		return x.fail(guest.StageWrite, err, path.Dir(name))
+	}
+	if x.owners {
+		if h.Uid < 0 || h.Gid < 0 || h.Uid > math.MaxInt32 || h.Gid > math.MaxInt32 {
+			return fail(guest.StageArchive, unix.EINVAL, h.Name)
+		}
+		uid, gid := x.uid, x.gid
+		x.uid, x.gid = h.Uid, h.Gid
+		defer func() { x.uid, x.gid = uid, gid }()
 	}
 	var err error
 	switch h.Typeflag {
