@@ -79,6 +79,7 @@ type Exec struct {
 	Cwd       string    `json:"cwd"`
 	TTY       bool      `json:"tty,omitempty"`
 	Detached  bool      `json:"detached,omitempty"`
+	StdinOpen bool      `json:"stdin_open,omitempty"` // as it was asked for
 	Main      bool      `json:"main,omitempty"` // current or former main process; "main" also names the latest
 	PID       int       `json:"pid"`            // inside the sandbox
 	State     ExecState `json:"state"`

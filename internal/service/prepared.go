@@ -45,7 +45,7 @@ func (s *API) PrepareExec(ref string, req api.ExecRequest) (ExecRecord, error) {
 	}
 	p.record.Exec = api.Exec{
 		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: req.User, Cwd: req.Cwd, TTY: req.TTY,
-		Detached: true, State: api.ExecPrepared, StartedAt: time.Now().UTC(),
+		Detached: true, StdinOpen: req.StdinOpen, State: api.ExecPrepared, StartedAt: time.Now().UTC(),
 	}
 	return p.record, s.execs.prepare(p)
 }
