@@ -22,7 +22,7 @@ type EventAction string
 
 // Actions of events. The comments name the types that have them.
 const (
-	ActionCreated    EventAction = "created"       // sandbox: it runs; snapshot: it was taken; volume
+	ActionCreated    EventAction = "created"       // sandbox: it runs, or is stopped if it was created so; snapshot: it was taken; volume
 	ActionStarted    EventAction = "started"       // sandbox: again; exec
 	ActionPaused     EventAction = "paused"        // sandbox
 	ActionResumed    EventAction = "resumed"       // sandbox

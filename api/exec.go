@@ -62,9 +62,10 @@ type ExecState string
 
 // States of an exec.
 const (
-	ExecRunning ExecState = "running"
-	ExecExited  ExecState = "exited" // see exit
-	ExecLost    ExecState = "lost"   // its sandbox ended first, so its exit is unknown; see error
+	ExecPrepared ExecState = "prepared" // it was described, and is not started yet
+	ExecRunning  ExecState = "running"
+	ExecExited   ExecState = "exited" // see exit
+	ExecLost     ExecState = "lost"   // its sandbox ended first, so its exit is unknown; see error
 )
 
 // Exec is one exec of a sandbox. Execs with a client are listed while they run. Detached ones are
@@ -78,8 +79,9 @@ type Exec struct {
 	Cwd       string    `json:"cwd"`
 	TTY       bool      `json:"tty,omitempty"`
 	Detached  bool      `json:"detached,omitempty"`
-	Main      bool      `json:"main,omitempty"` // current or former main process; "main" also names the latest
-	PID       int       `json:"pid"`            // inside the sandbox
+	StdinOpen bool      `json:"stdin_open,omitempty"` // as it was asked for
+	Main      bool      `json:"main,omitempty"`       // current or former main process; "main" also names the latest
+	PID       int       `json:"pid"`                  // inside the sandbox
 	State     ExecState `json:"state"`
 	StartedAt time.Time `json:"started_at"`
 	EndedAt   time.Time `json:"ended_at,omitzero"`

@@ -12,6 +12,15 @@ type PullImage struct {
 	// Insecure allows plain HTTP, and HTTPS without a verified certificate. Registries on loopback
 	// may always use plain HTTP.
 	Insecure bool `json:"insecure,omitempty"`
+	// Auth replaces the credentials of the daemon's user for this request. It is not kept.
+	Auth *RegistryAuth `json:"auth,omitempty"`
+}
+
+// RegistryAuth are credentials for the registry of one image. The token replaces name and password.
+type RegistryAuth struct {
+	Username      string `json:"username,omitempty"`
+	Password      string `json:"password,omitempty"`
+	IdentityToken string `json:"identity_token,omitempty"` // exchanged for tokens at the registry's token server
 }
 
 // PushImage is the body of POST /v1/images/push. The answer is one [PullEvent] per line.
@@ -20,7 +29,8 @@ type PushImage struct {
 	Insecure  bool   `json:"insecure,omitempty"` // as in [PullImage]
 	// Platform is the platform to send, such as "linux/amd64". One platform of an image is stored;
 	// the push fails if it is a different one. Default: the stored platform.
-	Platform string `json:"platform,omitempty"`
+	Platform string        `json:"platform,omitempty"`
+	Auth     *RegistryAuth `json:"auth,omitempty"` // as in [PullImage]
 }
 
 // PullEvent is one line of progress of a pull, push or import. The last line has Image, Images or

@@ -163,6 +163,9 @@ type CreateSandbox struct {
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	TTY        bool     `json:"tty,omitempty"`        // gives the main process a terminal, as in [ExecRequest]
 	StdinOpen  bool     `json:"stdin_open,omitempty"` // as in [ExecRequest]
+	// Stopped makes the sandbox without running it: it is "stopped" for the reason "created" until it
+	// is started.
+	Stopped bool `json:"stopped,omitempty"`
 	// Timeout is the time in seconds after which the sandbox is stopped, busy or not. 0 means the
 	// daemon's default, an hour. -1, [Never], means no end, of sandboxes of the daemon's own user only;
 	// the idle timeout remains.
@@ -262,7 +265,8 @@ type Sandbox struct {
 	Cwd         string            `json:"cwd"`
 	User        string            `json:"user"`
 	CreatedAt   time.Time         `json:"created_at"`
-	EndedAt     time.Time         `json:"ended_at,omitzero"` // time at which its end was observed; zero while it lives
+	StartedAt   time.Time         `json:"started_at,omitzero"` // of its latest run, idle ones not counted; absent if it has not run
+	EndedAt     time.Time         `json:"ended_at,omitzero"`   // time at which its end was observed; zero while it lives
 	Deadline    time.Time         `json:"deadline"`
 	IdleTimeout float64           `json:"idle_timeout"` // seconds
 	// IdleDeadline is the time at which the idle timeout ends it if nothing uses it before. It is
@@ -282,7 +286,7 @@ type Sandbox struct {
 	Settings
 	// Health is absent without a health check.
 	Health *SandboxHealth `json:"health,omitempty"`
-	// Exit is the last exit of its main process. It is absent while the sandbox runs, or if unknown.
+	// Exit is the last exit of its main process. It is absent while that runs, or if unknown.
 	Exit *SandboxExit `json:"exit,omitempty"`
 }
 

@@ -41,6 +41,7 @@ type PullOptions struct {
 	// and its mirrors, but not to their token servers or storage. Digests are still checked, but the
 	// network decides which image a tag means, and can read credentials.
 	Insecure bool
+	Auth     *api.RegistryAuth // for the registry of the image's name; nil: the user's own
 	// Progress is called by one goroutine at a time and not after Pull has returned. It should be
 	// quick.
 	Progress func(api.PullEvent)
@@ -65,7 +66,7 @@ func (s *Service) Pull(ctx context.Context, ref string, opts PullOptions) (*Imag
 		return nil, errdefs.Classf(ErrReference, "image reference %q: only sha256 digests are supported", ref)
 	}
 	var ready *prepared
-	err = s.registries().Pull(ctx, parsed, opts.Insecure, func(source *registry.Source) (err error) {
+	err = s.registriesAs(opts.Auth, parsed.Context().RegistryStr()).Pull(ctx, parsed, opts.Insecure, func(source *registry.Source) (err error) {
 		p := &pull{service: s, ref: parsed, want: want, explicit: opts.Platform != "", origin: source}
 		p.progress.report = opts.Progress
 		defer p.progress.end()

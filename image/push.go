@@ -14,7 +14,8 @@ import (
 
 // PushOptions are the options of [Service.Push].
 type PushOptions struct {
-	Insecure bool // as in [PullOptions]
+	Insecure bool              // as in [PullOptions]
+	Auth     *api.RegistryAuth // as in [PullOptions]
 	// Platform is the one to push; empty means the stored one.
 	Platform string
 	// Progress is called by one goroutine at a time and not after Push has returned. It should be
@@ -58,5 +59,5 @@ func (s *Service) Push(ctx context.Context, ref string, opts PushOptions) (*Imag
 	}
 	p := progress{report: opts.Progress}
 	defer p.end()
-	return img, s.registries().Push(ctx, parsed, registry.Upload{Store: s.store, Image: r, Insecure: opts.Insecure, Others: others, Event: p.event})
+	return img, s.registriesAs(opts.Auth, parsed.Context().RegistryStr()).Push(ctx, parsed, registry.Upload{Store: s.store, Image: r, Insecure: opts.Insecure, Others: others, Event: p.event})
 }

@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/go-containerregistry/pkg/authn"
+
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/image/registry"
@@ -32,6 +35,30 @@ func (s *Service) registries() *registry.Client {
 	c := *s.registry
 	c.Keychain = nil
 	return &c
+}
+
+// registriesAs is registries for a caller that may have credentials of its own.
+func (s *Service) registriesAs(auth *api.RegistryAuth, address string) *registry.Client {
+	if auth == nil {
+		return s.registries()
+	}
+	c := *s.registry
+	c.Keychain = callersKeychain{auth, address}
+	return &c
+}
+
+// callersKeychain has the credentials of one request, for one registry and not for its mirrors.
+type callersKeychain struct {
+	auth     *api.RegistryAuth
+	registry string
+}
+
+// Resolve implements authn.Keychain.
+func (k callersKeychain) Resolve(at authn.Resource) (authn.Authenticator, error) {
+	if at.RegistryStr() != k.registry {
+		return authn.Anonymous, nil
+	}
+	return authn.FromConfig(authn.AuthConfig{Username: k.auth.Username, Password: k.auth.Password, IdentityToken: k.auth.IdentityToken}), nil
 }
 
 // Tenants returns the tenants that have images, build steps or snapshots, sorted.

@@ -132,7 +132,7 @@ func (s *Supervisor) adoptRunning(ctx context.Context, rec *Record, st *Started)
 			action = api.ActionStarted
 		}
 		if !lives(rec.State) && rec.State != api.StateCreating { // the exit on record is of an earlier life
-			rec.Exit, rec.Idle, rec.Health = nil, false, freshHealth(&rec.Settings, false, s.now())
+			rec.Exit, rec.Idle, rec.Unstarted, rec.Health = nil, false, false, freshHealth(&rec.Settings, false, s.now())
 			rec.Life++
 		}
 		rec.State, rec.Reason, rec.Fresh, rec.EndedAt = state, "", false, time.Time{}

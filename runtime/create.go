@@ -16,9 +16,13 @@ import (
 // Create makes a sandbox, or claims a warm one that fits, and returns when it runs and its record
 // is on disk. On error nothing of it is left.
 func (s *Supervisor) Create(ctx context.Context, req Request) (Record, error) {
-	sb, p, err := s.reserve(req, true)
+	sb, p, err := s.reserve(req, !req.Stopped)
 	if err != nil {
 		return Record{}, err
+	}
+	if req.Stopped {
+		defer s.ops.Done()
+		return s.createStopped(sb, req.Prepare)
 	}
 	if p != nil {
 		rec, err := s.claim(ctx, sb, p, &req)
@@ -35,6 +39,35 @@ func (s *Supervisor) Create(ctx context.Context, req Request) (Record, error) {
 	}
 	defer s.ops.Done()
 	return s.create(ctx, sb, req)
+}
+
+// createStopped makes the record of a sandbox under a reserved entry, and no more. It takes over
+// sandbox.write.
+func (s *Supervisor) createStopped(sb *sandbox, prepare func(id string) error) (_ Record, err error) {
+	defer sb.write.Unlock()
+	rec := sb.rec
+	var undo cleanup
+	defer undo.unwind(&err)
+	undo.add("release name", func() error { s.forget(sb); return nil })
+	if prepare != nil {
+		if err := prepare(rec.ID); err != nil {
+			return Record{}, fmt.Errorf("create sandbox %s: %w", rec.Name, err)
+		}
+	}
+	rec.State, rec.Reason, rec.EndedAt = api.StateStopped, ReasonCreated, rec.CreatedAt
+	rec.Fresh, rec.Settled, rec.Unstarted = true, true, true
+	if err := s.records.put(&rec); err != nil {
+		return Record{}, fmt.Errorf("create sandbox %s: %w", rec.Name, err)
+	}
+	undo.release()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sb.rec = rec
+	sb.life.end()
+	s.enter(sb, phaseEnded)
+	s.tell(sb, api.Event{Action: api.ActionCreated})
+	s.log.Info("sandbox created", "id", rec.ID, "name", rec.Name, "image", rec.Image, "profile", rec.Profile, "stopped", true)
+	return rec.clone(), nil
 }
 
 // create starts a new sandbox under a reserved entry. It takes over sandbox.write.
@@ -106,7 +139,7 @@ func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Re
 	if err := intended(); err != nil {
 		return Record{}, errors.Join(err, started.Pidfd.Close())
 	}
-	rec.State, rec.Enforced, rec.PID = api.StateRunning, started.Enforced, PIDOf(started.Pidfd)
+	rec.State, rec.Enforced, rec.PID, rec.StartedAt = api.StateRunning, started.Enforced, PIDOf(started.Pidfd), s.now().UTC()
 	if err := s.run(ctx, sb, &rec, started, api.ActionCreated); err != nil {
 		return Record{}, err
 	}
@@ -262,6 +295,7 @@ func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started 
 	sb.rec.Enforced, sb.rec.PID, sb.rec.Fresh = started.Enforced, pid, false
 	sb.rec.Life, sb.rec.Idle, sb.rec.Exit, sb.rec.EndedAt = rec.Life, rec.Idle, rec.Exit, time.Time{}
 	sb.rec.Settled, sb.rec.ShortLives, sb.rec.Restarts = rec.Settled, rec.ShortLives, rec.Restarts
+	sb.rec.StartedAt, sb.rec.Unstarted, sb.rec.ExitBefore = rec.StartedAt, rec.Unstarted, rec.ExitBefore
 	sb.rec.Health, sb.unsaved = rec.Health, false
 	s.enter(sb, phaseOf(sb.rec.State))
 	s.tell(sb, api.Event{Action: action})

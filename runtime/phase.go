@@ -30,7 +30,7 @@ var phaseTransitions = [phases]struct {
 	name string
 	next []phase
 }{
-	phaseCreating: {"creating", []phase{phaseRunning, phasePaused, phaseDeleted}},
+	phaseCreating: {"creating", []phase{phaseRunning, phasePaused, phaseEnded, phaseDeleted}},
 	phaseRunning:  {"running", []phase{phasePausing, phaseEnding, phaseEnded, phaseDeleting}},
 	phasePausing:  {"pausing", []phase{phasePaused, phaseRunning, phaseEnding, phaseEnded, phaseDeleting}},
 	phasePaused:   {"paused", []phase{phaseResuming, phaseEnding, phaseEnded, phaseDeleting}},

@@ -10,7 +10,7 @@ import (
 func TestPhaseTransitions(t *testing.T) {
 	legal := []struct{ from, to string }{
 		//               c r p P s e E S d D
-		{"creating", "   . x . x . . . . . x"},
+		{"creating", "   . x . x . . x . . x"},
 		{"running", "    . . x . . x x . x ."},
 		{"pausing", "    . x . x . x x . x ."},
 		{"paused", "     . . . . x x x . x ."},

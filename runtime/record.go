@@ -36,6 +36,8 @@ type Record struct {
 	Explicit api.Limits `json:"explicit,omitzero"`
 	// Fresh marks its own files as obsolete: it was rolled back, and has not run since.
 	Fresh bool `json:"fresh,omitempty"`
+	// Unstarted means that it was created stopped, and its main process has not been started since.
+	Unstarted bool `json:"unstarted,omitempty"`
 	// FilesGone means that its own files were removed by DropFiles; it cannot be started again.
 	FilesGone bool `json:"files_gone,omitempty"`
 	// Ephemeral is [Request.Ephemeral].
@@ -45,6 +47,8 @@ type Record struct {
 	Life int `json:"life,omitempty"`
 	// Idle means that it was started without its main process.
 	Idle bool `json:"idle,omitempty"`
+	// ExitBefore is the exit of the last run before an idle one, at whose end it is the exit again.
+	ExitBefore *api.SandboxExit `json:"exit_before,omitempty"`
 	// Settled means that a client has stopped it after its end: its restart policy starts it no more.
 	Settled bool `json:"settled,omitempty"`
 	// ShortLives is the number of lives in a row after which the policy had to wait longer.

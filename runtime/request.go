@@ -42,6 +42,8 @@ type Request struct {
 	// Entrypoint and Cmd are kept for clients.
 	Entrypoint, Cmd []string
 	api.Settings
+	// Stopped makes the record alone: the first start makes the rest.
+	Stopped bool
 	// Ephemeral means that the sandbox serves one request: a daemon that comes after a crash deletes
 	// it.
 	Ephemeral bool

@@ -110,6 +110,9 @@ func errFilesGone(rec *Record) error {
 // errFresh is the error for a reader of a sandbox that was rolled back: it has no files until it
 // runs.
 func errFresh(rec *Record) error {
+	if rec.Snapshot == "" {
+		return fmt.Errorf("%w: %s (%s) has not run yet, and has no files; start it first", ErrState, rec.Name, rec.ID)
+	}
 	return fmt.Errorf("%w: %s (%s) was rolled back to snapshot %s and has not run since; start it first", ErrState, rec.Name, rec.ID, rec.Snapshot)
 }
 

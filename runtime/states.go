@@ -91,6 +91,11 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	if ctx.Err() != nil {
 		return Record{}, errors.Join(context.Cause(ctx), started.Pidfd.Close())
 	}
+	if req.Idle {
+		rec.ExitBefore = cmp.Or(rec.Exit, rec.ExitBefore)
+	} else {
+		rec.ExitBefore, rec.StartedAt, rec.Unstarted = nil, s.now().UTC(), false
+	}
 	rec.Fresh, rec.Idle, rec.Exit, rec.EndedAt = false, req.Idle, nil, time.Time{}
 	rec.Settled, rec.ShortLives = false, req.ShortLives
 	if rec.Restarts++; !req.Restart {
@@ -185,10 +190,11 @@ func (s *Supervisor) Settle(id string) error {
 	return s.rewrite(sb, l)
 }
 
-// The reasons on record of sandboxes that a client stopped, whose main process exited, which is
+// The reasons on record of sandboxes that were created stopped, that a client stopped, whose main process exited, which is
 // followed by its code, that were idle, which is followed by the time, and that used too much disk
 // space, or memory of the kernel's that no limit counts, which are followed by the limit.
 const (
+	ReasonCreated = "created"
 	ReasonStopped = "stopped"
 	ReasonExited  = "its main process exited with "
 	ReasonIdle    = "idle for "

@@ -175,6 +175,9 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 		reason = "its init ended"
 	}
 	sb.rec.State, sb.rec.Reason, sb.rec.PID, sb.rec.EndedAt = state, reason, 0, s.now().UTC()
+	if sb.rec.Idle && sb.rec.Exit == nil {
+		sb.rec.Exit = sb.rec.ExitBefore
+	}
 	if !sb.life.ended() {
 		if sb.untold = deleting; !deleting {
 			s.tell(sb, api.Event{Action: api.ActionStopped})

@@ -97,3 +97,47 @@ func decodeEvent(data []byte) (api.ExecEvent, error) {
 	}
 	return e, nil
 }
+
+// PrepareExec describes a program that [Client.StartExec] starts as a detached one. Clients attach
+// to it before: see [AttachOptions].
+func (c *Client) PrepareExec(ctx context.Context, id string, req api.ExecRequest) (*api.Exec, error) {
+	return fetch[api.Exec](ctx, c, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "execs"}, json: req})
+}
+
+// StartExec starts the program of a prepared exec. Size replaces that of its request, unless it is
+// zero.
+func (c *Client) StartExec(ctx context.Context, id, exec string, size api.TerminalSize) (*api.Exec, error) {
+	return fetch[api.Exec](ctx, c, request{method: http.MethodPost, path: execPath(id, exec, "start"), json: size})
+}
+
+// AttachOptions say how [Client.AttachWith] attaches.
+type AttachOptions struct {
+	// Next waits for the start of a prepared exec, or of the next main process ([api.MainExec]). Nothing
+	// of its output is missed.
+	Next bool
+	// End begins with output that is still to come. With neither all that is kept comes first.
+	End bool
+	// Attached is called once, when the daemon has accepted the client; it may be nil.
+	Attached func()
+}
+
+// AttachWith is [Client.Attach] for a client that misses nothing: a program that writes faster than
+// the client reads waits for it.
+func (c *Client) AttachWith(ctx context.Context, id, exec string, opts AttachOptions, s Streams) (*End, error) {
+	from := "start"
+	switch {
+	case opts.Next:
+		from = "next"
+	case opts.End:
+		from = "end"
+	}
+	conn, err := c.dialWebSocket(ctx, request{path: execPath(id, exec, "attach"), query: url.Values{"from": {from}, "hold": {"true"}}})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.CloseNow() //nolint:errcheck // the exit or the error has been read
+	if opts.Attached != nil {
+		opts.Attached()
+	}
+	return converse(ctx, conn, s, s.Stdin != nil, nil)
+}

@@ -166,6 +166,12 @@ func (c *Client) ArchiveIn(ctx context.Context, id, path string, r io.Reader) er
 	return c.upload(ctx, id, "archive", url.Values{"path": {path}}, api.TypeTar, r)
 }
 
+// ArchiveInOwned is [Client.ArchiveIn] for an archive whose files keep the owners that it states,
+// where the sandbox has several ids.
+func (c *Client) ArchiveInOwned(ctx context.Context, id, path string, r io.Reader) error {
+	return c.upload(ctx, id, "archive", url.Values{"path": {path}, "owners": {"true"}}, api.TypeTar, r)
+}
+
 // readRequest returns a request for the content at path, or for the range span of it.
 func readRequest(id, route, path, typ, span string) request {
 	return request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, route}, query: url.Values{"path": {path}}, accept: typ, span: span}

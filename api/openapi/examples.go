@@ -85,3 +85,10 @@ func countedCache() api.Volume {
 	v.Usage = &api.VolumeUsage{Bytes: 10240, Inodes: 3}
 	return v
 }
+
+// preparedExec is an exec before its start.
+func preparedExec() api.Exec {
+	x := detached
+	x.State, x.PID = api.ExecPrepared, 0
+	return x
+}

@@ -320,6 +320,17 @@ var Operations = []Operation{
 		Detail: "Those that run, and detached ones that ended within the hour. Oldest first.", Answers: []Answer{ok(api.ExecList{Execs: []api.Exec{detached}})},
 	},
 	{
+		ID: "prepareExec", Method: "POST", Path: "/v1/sandboxes/{id}/execs", Tag: "Execs", Summary: "Describe a program that is started later",
+		Detail: "The answer is the record of an exec that is `prepared`. Clients can attach to it (`from=next`) before `start` runs it as a detached exec. " +
+			"The 64 latest of a sandbox are kept, and lost when the daemon ends.",
+		Body: jsonBody(api.ExecRequest{Argv: []string{"make", "test"}}), Answers: []Answer{created(preparedExec())},
+	},
+	{
+		ID: "startExec", Method: "POST", Path: "/v1/sandboxes/{id}/execs/{exec}/start", Tag: "Execs", Summary: "Start the program of a prepared exec",
+		Detail: "The optional body is the size of its terminal. A program that cannot be started is an error, which the record keeps as `lost`.",
+		Body:   optionalBody(api.TerminalSize{Rows: 40, Cols: 120}), Answers: []Answer{ok(detached)},
+	},
+	{
 		ID: "execRecord", Method: "GET", Path: "/v1/sandboxes/{id}/execs/{exec}", Tag: "Execs", Summary: "Read the record of an exec", Answers: []Answer{ok(detached)},
 	},
 	{
@@ -327,7 +338,10 @@ var Operations = []Operation{
 		Detail: "JSON lines, or a [WebSocket](websocket.md). The first event has `exec`, `pid` and the `offset` of the first byte; `dropped` counts bytes that are no longer kept. " +
 			"The last event has `exit` and `usage`, or `error`. A client that leaves changes nothing. " +
 			"To continue, use `from` = `offset` + length of the last output.",
-		Query: []Parameter{{Name: "from", Type: "string", Default: "start", Detail: "`start`, `end` or an offset in the output.", Example: "start"}}, Socket: true,
+		Query: []Parameter{
+			{Name: "from", Type: "string", Default: "start", Detail: "`start`, `end` or an offset in the output. `next`, over a WebSocket, waits for the start of a prepared exec, or of the next main process.", Example: "start"},
+			toggle("hold", "Drop no output before this client has taken it: a program that is faster waits."),
+		}, Socket: true,
 		Answers: []Answer{lines(api.ExecEvent{PID: 7, Exec: "9b1e6c"}, api.ExecEvent{Stream: "stdout", Text: "hi\n"}, api.ExecEvent{Exit: &api.Exit{}, Usage: &usage, Offset: 3})},
 	},
 	{
@@ -419,8 +433,9 @@ var Operations = []Operation{
 	},
 	{
 		ID: "writeArchive", Method: "PUT", Path: "/v1/sandboxes/{id}/archive", Tag: "Files", Summary: "Extract a tar below a directory",
-		Query: []Parameter{path("/tmp"), {Name: "user", Type: "string", Detail: "Owner; the sandbox's user unless given."}},
-		Body:  tarBody("a tar"), Answers: []Answer{noContent},
+		Query: []Parameter{path("/tmp"), {Name: "user", Type: "string", Detail: "Owner; the sandbox's user unless given."},
+			toggle("owners", "Entries keep the owners that the tar states, where the sandbox has several ids.")},
+		Body: tarBody("a tar"), Answers: []Answer{noContent},
 	},
 
 	{

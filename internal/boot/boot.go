@@ -108,7 +108,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	}
 	// Start the broker before confinement and before anything hostile is read, so that it keeps our
 	// privileges.
-	helper, err := broker.Start(ctx, broker.Config{Launcher: options, Name: name, Agents: hosted, Services: o.Services, ConfigFiles: o.ConfigFiles})
+	helper, err := broker.Start(ctx, broker.Config{Launcher: options, Name: name, Agents: hosted, Services: o.Services, Docker: o.face(), ConfigFiles: o.ConfigFiles})
 	if err != nil {
 		return errors.Join(err, subtree.Abandon())
 	}
@@ -268,6 +268,9 @@ func Serve(ctx context.Context, o Options) (err error) {
 	}
 	reloading := reloader{options: o, level: level, read: helper.ReadConfig, service: d.Service(), log: log}
 	defer reloading.watch(ctx)()
+	if o.Docker != "" {
+		defer keepFace(ctx, helper, log)()
+	}
 	debug.FreeOSMemory() // start-up leaves garbage, profiles and certificates; an idle daemon would hold it for minutes
 	return d.Serve(ctx)
 }

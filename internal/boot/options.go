@@ -78,6 +78,10 @@ type Options struct {
 	Services map[string]string
 	// Secrets is a file of secrets that the gateway puts into requests; empty means none.
 	Secrets string
+	// Docker is the path of the Unix socket on which the Docker face serves; empty means none.
+	Docker string
+	// DockerNetwork is the network of the face's bridge: none, full, or a policy's preset or path.
+	DockerNetwork string
 	// Profiles is a directory of security profiles beside the embedded ones; empty means none.
 	Profiles string
 	// Pools lists the warm pools.

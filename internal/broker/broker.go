@@ -47,7 +47,7 @@ func Main(args []string) (code int, handled bool) {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	b := new(broker)
 	err := serve(context.Background(), b.handlers(), drainTimeout)
-	b.endGateway()
+	b.end()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxd:", err)
 		return 1, true
@@ -67,8 +67,13 @@ type broker struct {
 	agents     map[int]*os.Process // running processes of agent runs, by pid
 	mounted    int                 // answered requests for mounts, since the last launcher was started
 
-	starting sync.Mutex    // held while a gateway is started
-	gateway  *os.Process   // the last one; nil if none was started. Guarded by starting
+	gateway, face child
+}
+
+// child is a process of which there is one at a time.
+type child struct {
+	starting sync.Mutex    // held while it is started
+	process  *os.Process   // the last one; nil if none was started. Guarded by starting
 	ended    chan struct{} // closed when it has ended. Guarded by starting
 }
 
@@ -104,6 +109,7 @@ func (b *broker) handlers() map[string]handler {
 		requestStartAgent:   b.startAgent,
 		requestSignalAgent:  handle(b.signalAgent),
 		requestStartGateway: b.startGateway,
+		requestStartFace:    b.startFace,
 		requestOpenMount:    b.openMount,
 		requestMountRange:   b.mountRange,
 		requestDialService:  b.dialService,
@@ -230,16 +236,34 @@ func (b *broker) startGateway(_ context.Context, _ json.RawMessage, files []*os.
 	if len(files) != 1 {
 		return nil, fmt.Errorf("want one file, the gateway's socket, got %d", len(files))
 	}
+	return none{}, b.startChild(&b.gateway, "gateway", files, egress.Argument)
+}
+
+// startFace starts the Docker face, with the arguments of the first request and an empty
+// environment.
+func (b *broker) startFace(_ context.Context, _ json.RawMessage, files []*os.File) (any, error) {
+	if len(files) != 1 {
+		return nil, fmt.Errorf("want one file, the face's socket, got %d", len(files))
+	}
+	cfg, _ := b.config()
+	if len(cfg.Docker) == 0 {
+		return nil, errors.New("start the Docker face: the daemon was not started with one")
+	}
+	return none{}, b.startChild(&b.face, "Docker face", files, cfg.Docker...)
+}
+
+// startChild starts this program as a child of which there is one, and kills the one before.
+func (b *broker) startChild(c *child, what string, files []*os.File, args ...string) error {
 	b.mu.Lock()
 	configured, log := b.configured, b.log
 	b.mu.Unlock()
 	if !configured {
-		return nil, errors.New("start the gateway: the broker is not configured")
+		return fmt.Errorf("start the %s: the broker is not configured", what)
 	}
-	b.starting.Lock()
-	defer b.starting.Unlock()
-	b.killGateway()
-	cmd := exec.Command("/proc/self/exe", egress.Argument) //nolint:noctx,gosec // our own program; it outlives the request
+	c.starting.Lock()
+	defer c.starting.Unlock()
+	c.kill()
+	cmd := exec.Command("/proc/self/exe", args...) //nolint:noctx,gosec // our own program; it outlives the request
 	cmd.Args[0] = os.Args[0]
 	cmd.ExtraFiles = files
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr // panics
@@ -247,34 +271,36 @@ func (b *broker) startGateway(_ context.Context, _ json.RawMessage, files []*os.
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // as for an agent process; also it gets no terminal
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start the gateway: %w", err)
+		return fmt.Errorf("start the %s: %w", what, err)
 	}
 	ended := make(chan struct{})
-	b.gateway, b.ended = cmd.Process, ended
+	c.process, c.ended = cmd.Process, ended
 	go func() {
 		defer close(ended)
 		if err := cmd.Wait(); err != nil {
-			log.Warn("the gateway process has ended", "error", err)
+			log.Warn("a process has ended", "process", what, "error", err)
 		}
 	}()
-	return none{}, nil
+	return nil
 }
 
-// endGateway is killGateway for the end of the broker.
-func (b *broker) endGateway() {
-	b.starting.Lock()
-	defer b.starting.Unlock()
-	b.killGateway()
+// end kills the children for the end of the broker.
+func (b *broker) end() {
+	for _, c := range []*child{&b.gateway, &b.face} {
+		c.starting.Lock()
+		c.kill()
+		c.starting.Unlock()
+	}
 }
 
-// killGateway kills the gateway, if there is one, and waits for its end. The caller holds starting.
-func (b *broker) killGateway() {
-	if b.gateway == nil {
+// kill kills the child, if there is one, and waits for its end. The caller holds starting.
+func (c *child) kill() {
+	if c.process == nil {
 		return
 	}
-	_ = b.gateway.Kill() // it may have ended
-	<-b.ended
-	b.gateway = nil
+	_ = c.process.Kill() // it may have ended
+	<-c.ended
+	c.process = nil
 }
 
 // signalAgent signals a process that this broker has started, and no other: the daemon may have

@@ -45,6 +45,8 @@ type Config struct {
 	Agents Agents `json:"agents"`
 	// Services are the paths of the host's Unix sockets that sandboxes may reach, by name.
 	Services map[string]string `json:"services,omitempty"`
+	// Docker are the arguments of the program for the Docker face; empty: there is none.
+	Docker []string `json:"docker,omitempty"`
 	// ConfigFiles are the files that the daemon may have read again.
 	ConfigFiles []string `json:"config_files,omitempty"`
 }
@@ -206,6 +208,12 @@ func (c *Client) SignalAgent(ctx context.Context, pid int, kill bool) error {
 // StartGateway starts a gateway process that serves the socket, and kills the one before.
 func (c *Client) StartGateway(ctx context.Context, socket *os.File) error {
 	return c.call(ctx, requestStartGateway, none{}, nil, socket)
+}
+
+// StartFace starts the Docker face, and kills the one before. The face ends when the other end of
+// the socket is closed.
+func (c *Client) StartFace(ctx context.Context, socket *os.File) error {
+	return c.call(ctx, requestStartFace, none{}, nil, socket)
 }
 
 // MountRange makes the mounts of a range of host ids.

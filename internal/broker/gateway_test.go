@@ -83,11 +83,11 @@ func TestGatewayRequests(t *testing.T) {
 			t.Errorf("one was started with %d files", len(files))
 		}
 	}
-	b.endGateway()
+	b.end()
 	if _, err := second.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("the second still has its socket: %v", err)
 	}
-	b.endGateway() // there is none
+	b.end() // there is none
 }
 
 // A broker that is not configured starts no gateway.

@@ -38,6 +38,7 @@ type serveOptions struct {
 	pools      []string // IMAGE=N, IMAGE=auto or IMAGE=auto:N, with an optional ,PROFILE
 	services   []string // NAME=unix:PATH
 	ceiling    string
+	docker     bool
 
 	imageLimit, snapshotLimit, memory, reserve cmdline.Size
 	logSize, logLimit, agentLimit, volumeLimit cmdline.Size
@@ -129,6 +130,8 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.MountRoots, "mount-root", nil, "`directory` below which sandboxes may have directories of the host (-v, --mount); for one's own daemon also $HOME or below it; repeatable (default: none)")
 	f.StringArrayVar(&o.services, "service", nil, "Unix socket of this host that network policies may open by name: `NAME=unix:PATH`, such as models=unix:/run/models.sock; repeatable")
 	f.StringVar(&o.Secrets, "secrets", "", "YAML `file` of secrets that the gateway puts into requests of sandboxes; see docs/guides/network-policy.md")
+	f.BoolVar(&o.docker, "docker", false, "serve Docker's API, too, on docker.sock in the runtime directory; see docs/coming-from/docker.md")
+	f.StringVar(&o.DockerNetwork, "docker-network", "none", "`network` of containers in Docker's bridge: none, full, or a policy as egress:POLICY takes it")
 	f.StringVar(&o.Profiles, "profiles", "", "`directory` of security profiles beside the built-in ones (default: none)")
 	f.IntVar(&o.AgentRuns, "agent-runs", o.AgentRuns, "maximum `number` of hosted agent runs in progress, from 1 to 1000")
 	f.DurationVar(&o.AgentAge, "agent-age", o.AgentAge, "maximum age of idle hosted agent runs; 0: no limit")
@@ -251,6 +254,19 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 			return opts, fmt.Errorf("make %s absolute: %w", opts.Profiles, err)
 		}
 		opts.Profiles = abs
+	}
+	if o.docker {
+		opts.Docker = filepath.Join(opts.RuntimeDir, dirs.DockerSocketName)
+		if _, err := bridgeNetwork(opts.DockerNetwork); err != nil {
+			return opts, cmdline.Usagef("--docker-network %q: %v", opts.DockerNetwork, err)
+		}
+		if strings.ContainsRune(opts.DockerNetwork, filepath.Separator) { // the face has another working directory
+			name, err := filepath.Abs(strings.TrimPrefix(opts.DockerNetwork, "egress:"))
+			if err != nil {
+				return opts, fmt.Errorf("make %s absolute: %w", opts.DockerNetwork, err)
+			}
+			opts.DockerNetwork = name
+		}
 	}
 	if o.ceiling != "" {
 		ceiling, err := ceiling(o.ceiling)

@@ -36,6 +36,17 @@ const all = ^uint32(0)
 // gatewayFilter returns the filter of a gateway with the process id. Go's runtime needs most of the
 // calls. Files are opened for reading only, which Landlock restricts to the resolver's.
 func gatewayFilter(pid int) filter {
+	return socketFilter(pid, unix.AF_INET, unix.AF_INET6)
+}
+
+// faceFilter returns the filter of a face with the process id.
+func faceFilter(pid int) filter {
+	f := socketFilter(pid, unix.AF_UNIX)
+	return append(f, call{number: unix.SYS_SYSINFO})
+}
+
+// socketFilter is the filter of a process that works with sockets of these families.
+func socketFilter(pid int, families ...uint32) filter {
 	var f filter
 	allow := func(numbers ...uint32) {
 		for _, n := range numbers {
@@ -52,7 +63,7 @@ func gatewayFilter(pid int) filter {
 	allow(unix.SYS_SPLICE, unix.SYS_READ, unix.SYS_WRITE, unix.SYS_EPOLL_PWAIT, unix.SYS_EPOLL_CTL, unix.SYS_FUTEX, unix.SYS_CLOSE,
 		unix.SYS_ACCEPT4, unix.SYS_CONNECT, unix.SYS_SHUTDOWN, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT,
 		unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_RECVFROM, unix.SYS_SENDTO, unix.SYS_WRITEV, unix.SYS_PIPE2)
-	for _, family := range []uint32{unix.AF_INET, unix.AF_INET6} {
+	for _, family := range families {
 		for _, kind := range []uint32{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
 			when(unix.SYS_SOCKET, condition{0, all, family}, condition{1, 0xf, kind}, condition{2, all, 0})
 		}
@@ -136,7 +147,7 @@ func (f filter) assemble(goarch string) ([]bpf.RawInstruction, error) {
 }
 
 // apply loads the filter on all threads and verifies it. The process needs no_new_privs.
-func (f filter) apply() error {
+func (f filter) apply(refuses func() error) error {
 	raw, err := f.assemble(goruntime.GOARCH)
 	if err != nil {
 		return err
@@ -155,18 +166,25 @@ func (f filter) apply() error {
 	if thread != 0 {
 		return fmt.Errorf("load the system call filter: thread %d has another one", thread)
 	}
-	return f.verify()
+	return errors.Join(f.verify(), refuses())
 }
 
-// verify tries calls that the filter refuses, one of them on every thread, and none of which would
-// do harm.
+// verify tries a call that every filter refuses on every thread. It would do no harm.
 func (filter) verify() error {
 	if err := onAllThreads("ask", unix.SYS_PERSONALITY, uintptr(all), 0); !errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("personality(2) in spite of the filter: %w", cmp.Or(err, errWorked))
 	}
-	if fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); !errors.Is(err, unix.EPERM) {
+	return nil
+}
+
+// refuseUnix and refuseInternet try a socket that a filter refuses.
+func refuseUnix() error     { return refuseSocket(unix.AF_UNIX) }
+func refuseInternet() error { return refuseSocket(unix.AF_INET) }
+
+func refuseSocket(family int) error {
+	if fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); !errors.Is(err, unix.EPERM) {
 		_ = unix.Close(fd)
-		return fmt.Errorf("make a Unix socket in spite of the filter: %w", cmp.Or(err, errWorked))
+		return fmt.Errorf("make a socket of family %d in spite of the filter: %w", family, cmp.Or(err, errWorked))
 	}
 	return nil
 }

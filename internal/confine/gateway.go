@@ -71,7 +71,7 @@ func (g Gateway) Apply() (_ *Held, err error) {
 			return nil, err
 		}
 	}
-	if err := gatewayFilter(os.Getpid()).apply(); err != nil {
+	if err := gatewayFilter(os.Getpid()).apply(refuseUnix); err != nil {
 		return nil, errors.Join(err, held.Close())
 	}
 	return held, nil

@@ -15,6 +15,9 @@ import (
 // SocketName is the name of the API's socket in the runtime directory.
 const SocketName = "api.sock"
 
+// DockerSocketName is the name of the Docker face's socket there.
+const DockerSocketName = "docker.sock"
+
 // Dirs are absolute paths. They need not exist yet.
 type Dirs struct {
 	Data    string // images, layers, sandboxes, state: survives a reboot

@@ -38,11 +38,37 @@ func (s *Server) getExecs(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) getExecRecord(w http.ResponseWriter, r *http.Request) error {
-	x, err := s.as(r).Exec(r.PathValue("id"), r.PathValue("exec"))
+	rec, err := s.as(r).ExecRecordOf(r.PathValue("id"), r.PathValue("exec"))
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, execOf(x.Record()))
+	return writeJSON(w, http.StatusOK, execOf(rec))
+}
+
+func (s *Server) postExecPrepare(w http.ResponseWriter, r *http.Request) error {
+	var req api.ExecRequest
+	if err := readJSON(w, r, maxExecBody, &req); err != nil {
+		return err
+	}
+	rec, err := s.as(r).PrepareExec(r.PathValue("id"), req)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusCreated, execOf(rec))
+}
+
+func (s *Server) postExecStart(w http.ResponseWriter, r *http.Request) error {
+	var size api.TerminalSize
+	if r.ContentLength != 0 {
+		if err := readJSON(w, r, maxBody, &size); err != nil {
+			return err
+		}
+	}
+	rec, err := s.as(r).StartPrepared(r.Context(), r.PathValue("id"), r.PathValue("exec"), size)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, execOf(rec))
 }
 
 func (s *Server) deleteExec(w http.ResponseWriter, r *http.Request) error {
@@ -124,9 +150,16 @@ func (s *Server) getProcesses(w http.ResponseWriter, r *http.Request) error {
 // On a WebSocket it works like getExec after the first frame; text frames with dropped report
 // output that is missing between two frames.
 func (s *Server) getAttach(w http.ResponseWriter, r *http.Request) error {
-	q, err := query(r, "from")
+	q, err := query(r, "from", "hold")
 	if err != nil {
 		return err
+	}
+	hold, err := boolParam("hold", q.Get("hold"))
+	if err != nil {
+		return err
+	}
+	if q.Get("from") == "next" {
+		return s.attachNext(w, r)
 	}
 	x, err := s.as(r).Exec(r.PathValue("id"), r.PathValue("exec"))
 	if err != nil {
@@ -148,21 +181,60 @@ func (s *Server) getAttach(w http.ResponseWriter, r *http.Request) error {
 			return class.Invalidf("from %d: the output has %d bytes so far", from, end)
 		}
 	}
+	attach := func(ctx context.Context, text bool, emit func(api.ExecEvent) error) error {
+		if hold {
+			return x.AttachHeld(ctx, from, nil, text, emit)
+		}
+		return x.Attach(ctx, from, text, emit)
+	}
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return answerEvents(w, execError, func(emit func(api.ExecEvent) error) error { //nolint:contextcheck // it is the request's
-			return x.Attach(r.Context(), from, true, emit)
+			return attach(r.Context(), true, emit)
 		})
 	}
 	c, err := websocket.Accept(w, r, nil)
 	if err != nil {
 		return nil //nolint:nilerr // Accept has answered
 	}
-	s.watch(r.Context(), c, x, from)
+	s.watch(r.Context(), c, x, attach)
+	return nil
+}
+
+// attachNext attaches to a program that is still to be started. The handshake is answered when
+// nothing of its output can be missed any more.
+func (s *Server) attachNext(w http.ResponseWriter, r *http.Request) error {
+	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		return class.Invalidf("from next: only over a WebSocket")
+	}
+	u, err := s.as(r).Upcoming(r.PathValue("id"), r.PathValue("exec"))
+	if err != nil {
+		return err
+	}
+	defer u.Close()
+	c, err := websocket.Accept(w, r, nil)
+	if err != nil {
+		return nil //nolint:nilerr // Accept has answered
+	}
+	ctx, end := s.untilStopping(r.Context())
+	x, err := u.Wait(ctx)
+	end()
+	if err != nil {
+		frames, stop := outlive(r.Context(), stepTimeout)
+		defer stop()
+		finish(frames, c, api.ExecEvent{Error: ProblemOf(err)})
+		_ = c.CloseNow() // it has been answered
+		return nil
+	}
+	s.watch(r.Context(), c, x, func(ctx context.Context, text bool, emit func(api.ExecEvent) error) error {
+		return x.AttachHeld(ctx, 0, u, text, emit)
+	})
 	return nil
 }
 
 // watch is interact for an exec that goes on without its client.
-func (s *Server) watch(ctx context.Context, c *websocket.Conn, x *service.Execution, from int64) {
+func (s *Server) watch(
+	ctx context.Context, c *websocket.Conn, x *service.Execution, attach func(ctx context.Context, text bool, emit func(api.ExecEvent) error) error,
+) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var reader sync.WaitGroup
@@ -182,7 +254,7 @@ func (s *Server) watch(ctx context.Context, c *websocket.Conn, x *service.Execut
 	})
 	var frame []byte
 	var last api.ExecEvent
-	err := x.Attach(ctx, from, false, func(e api.ExecEvent) error {
+	err := attach(ctx, false, func(e api.ExecEvent) error {
 		if e.Exit != nil {
 			last = e
 			return nil

@@ -253,11 +253,16 @@ func (s *Server) getArchive(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) putArchive(w http.ResponseWriter, r *http.Request) error {
-	q, err := query(r, "path", "user")
+	q, err := query(r, "path", "user", "owners")
 	if err != nil {
 		return err
 	}
-	err = s.as(r).ArchiveIn(r.Context(), r.PathValue("id"), q.Get("path"), service.WriteOptions{User: q.Get("user")}, requestBody(w, r))
+	owners, err := boolParam("owners", q.Get("owners"))
+	if err != nil {
+		return err
+	}
+	opts := service.WriteOptions{User: q.Get("user"), Owners: owners}
+	err = s.as(r).ArchiveIn(r.Context(), r.PathValue("id"), q.Get("path"), opts, requestBody(w, r))
 	if err != nil {
 		return err
 	}

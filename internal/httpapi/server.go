@@ -257,6 +257,8 @@ var routes = []route{
 	{"GET", "/v1/sandboxes/{id}/exec", tenant, (*Server).getExec},              // WebSocket: its handshake is a GET
 	{"POST", "/v1/sandboxes/{id}/exec/pipes", tenant, (*Server).postExecPipes}, // its answer has descriptors
 	{"GET", "/v1/sandboxes/{id}/execs", tenant, (*Server).getExecs},
+	{"POST", "/v1/sandboxes/{id}/execs", tenant, (*Server).postExecPrepare},
+	{"POST", "/v1/sandboxes/{id}/execs/{exec}/start", tenant, (*Server).postExecStart},
 	{"GET", "/v1/sandboxes/{id}/execs/{exec}", tenant, (*Server).getExecRecord},
 	{"DELETE", "/v1/sandboxes/{id}/execs/{exec}", tenant, (*Server).deleteExec},
 	{"GET", "/v1/sandboxes/{id}/execs/{exec}/attach", tenant, (*Server).getAttach}, // NDJSON, or a WebSocket

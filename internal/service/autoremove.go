@@ -51,7 +51,7 @@ func (f *finals) find(tenant, id string) (api.Sandbox, bool) {
 // removeAtEnd removes a sandbox when it has ended, if it was created so. What a daemon leaves
 // undone the next one does.
 func (s *core) removeAtEnd(rec *runtime.Record) {
-	if !rec.AutoRemove {
+	if !rec.AutoRemove || rec.Unstarted {
 		return
 	}
 	id := rec.ID
@@ -62,6 +62,7 @@ func (s *core) removeAtEnd(rec *runtime.Record) {
 				return // deleted, or the daemon stops
 			}
 			s.finals.keep(&rec)
+			s.awaitReaders(id)
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(s.execs.ctx), closeTimeout)
 			_, err = s.removeEnded(ctx, []runtime.Record{rec}, 0)
 			cancel()

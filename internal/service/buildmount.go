@@ -216,7 +216,7 @@ func (r *runMounts) bind(ctx context.Context, stage *build.Stage, m *build.Mount
 		defer close(written)
 		_ = pw.CloseWithError(change.Write(pw))
 	}()
-	err = r.b.s.ArchiveIn(ctx, r.id, "/", WriteOptions{User: "0:0", owners: true}, pr)
+	err = r.b.s.ArchiveIn(ctx, r.id, "/", WriteOptions{User: "0:0", Owners: true}, pr)
 	_ = pr.Close() // ends the writer
 	<-written
 	return err
@@ -231,7 +231,7 @@ func (r *runMounts) fill(ctx context.Context, m *build.Mount, at string) error {
 		return err
 	}
 	defer f.Close() // only read
-	err = r.b.s.ArchiveIn(ctx, r.id, at, WriteOptions{User: "0:0", owners: true}, f)
+	err = r.b.s.ArchiveIn(ctx, r.id, at, WriteOptions{User: "0:0", Owners: true}, f)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}

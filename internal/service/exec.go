@@ -181,7 +181,7 @@ func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.E
 	x := &Execution{PID: ge.PID, s: s, req: req, lease: lease, guest: ge, oom: oom, input: make(chan struct{}, 1), done: make(chan struct{})}
 	x.record.Exec = api.Exec{
 		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: cmp.Or(req.User, rec.User), Cwd: r.Cwd, TTY: req.TTY,
-		Detached: req.Detach, PID: ge.PID, State: api.ExecRunning, StartedAt: time.Now().UTC(),
+		Detached: req.Detach, StdinOpen: req.StdinOpen, PID: ge.PID, State: api.ExecRunning, StartedAt: time.Now().UTC(),
 	}
 	return x, nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"sync"
@@ -37,9 +38,17 @@ type execLog struct {
 	changed chan struct{} // closed at the next change; nil if no reader waits
 	over    bool          // nothing more will come
 
-	room  *sync.Cond // with mu; nil unless the output is saved elsewhere before it is dropped
-	saved int64      // the offset up to which that has been done
-	let   bool       // the saver has stopped: nothing is taken
+	room   sync.Cond // with mu: output that is saved or held leaves room as it is taken
+	saving bool      // the output is saved elsewhere before it is dropped
+	saved  int64     // the offset up to which that has been done
+	let    bool      // the saver has stopped: nothing is taken
+	holds  map[*hold]struct{}
+	free   bool // holds keep nothing any more
+}
+
+// A hold is a reader of the output for whom nothing is dropped. A program that is faster waits.
+type hold struct {
+	at int64 // offset up to which the reader has taken the output; guarded by the log's mu
 }
 
 type piece struct {
@@ -62,6 +71,7 @@ const (
 
 func newExecLog(limit int64, tty bool) (_ *execLog, err error) {
 	l := &execLog{limit: limit}
+	l.room.L = &l.mu
 	defer func() {
 		if err != nil {
 			l.close()
@@ -94,6 +104,7 @@ func memfile(name string) (*os.File, error) {
 // adoptExecLog reads the files of the last daemon. They stay the caller's on error.
 func adoptExecLog(out, state *os.File, limit int64) (*execLog, error) {
 	l := &execLog{out: out, state: state, limit: limit}
+	l.room.L = &l.mu
 	var err error
 	if l.total, err = unix.Seek(int(out.Fd()), 0, unix.SEEK_CUR); err != nil {
 		return nil, fmt.Errorf("adopt exec: read how much it has written: %w", err)
@@ -129,7 +140,7 @@ func pieceAt(i uint64) int64 { return journalAt + int64(i%maxPieces)*pieceSize }
 func (l *execLog) Take(stream string, move func(file int) (int, error)) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for l.room != nil && !l.let && l.full() {
+	for !l.let && l.full() {
 		l.room.Wait()
 	}
 	if l.let {
@@ -152,7 +163,7 @@ func (l *execLog) Take(stream string, move func(file int) (int, error)) (int, er
 func (l *execLog) save(from int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.room, l.saved = sync.NewCond(&l.mu), from
+	l.saving, l.saved = true, from
 }
 
 // saves reports that the output up to this offset is kept elsewhere.
@@ -163,21 +174,75 @@ func (l *execLog) saves(until int64) {
 	l.room.Broadcast()
 }
 
+// hold makes the log wait for a reader, from the oldest output that it has.
+func (l *execLog) hold(h *hold) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.holds == nil {
+		l.holds = make(map[*hold]struct{})
+	}
+	h.at = max(h.at, l.start())
+	l.holds[h] = struct{}{}
+}
+
+// taken moves a hold.
+func (l *execLog) taken(h *hold, until int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h.at = until
+	l.room.Broadcast()
+}
+
+// unhold ends a hold.
+func (l *execLog) unhold(h *hold) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.holds, h)
+	l.room.Broadcast()
+	l.wake()
+}
+
+// freeHolds ends all holds, also those to come: the sandbox is being deleted.
+func (l *execLog) freeHolds() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.free = true
+	l.room.Broadcast()
+	l.wake()
+}
+
+// held returns a channel that is closed at the next change, nil if no reader holds the log.
+func (l *execLog) held() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.holds) == 0 || l.free {
+		return nil
+	}
+	return l.waiting()
+}
+
 // hand makes Take refuse more: the rest stays in the pipe for the next daemon.
 func (l *execLog) hand() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.let = true
-	if l.room != nil {
-		l.room.Broadcast()
-	}
+	l.room.Broadcast()
 }
 
-// full reports whether the next output could drop unsaved output. It needs mu.
+// full reports whether the next output could drop output that is unsaved or held. It needs mu.
 func (l *execLog) full() bool {
 	const most, pieces = 64 << 10, maxPieces - 2 // as much as is taken at a time
+	kept := int64(math.MaxInt64)
+	if l.saving {
+		kept = l.saved
+	}
+	if !l.free {
+		for h := range l.holds {
+			kept = min(kept, h.at)
+		}
+	}
 	n := len(l.pieces)
-	return l.total-l.saved > l.limit-most || n >= pieces && l.pieces[n-pieces].at >= l.saved
+	return l.total-kept > l.limit-most || n >= pieces && l.pieces[n-pieces].at >= kept
 }
 
 // Relay implements guest.Sink.

@@ -61,6 +61,9 @@ type execs struct {
 
 	// checked has the sandboxes whose health is checked, and what is closed when they cease to run.
 	checked map[string]<-chan struct{}
+
+	prepared map[string]map[string]*prepared // by the sandbox's id and the exec's
+	upcoming map[upcomingKey][]*Upcoming
 }
 
 func newExecs(ctx context.Context) *execs {
@@ -463,11 +466,11 @@ func (s *API) StartDetached(ctx context.Context, ref string, req api.ExecRequest
 	if err != nil {
 		return ExecRecord{}, err
 	}
-	return s.detach(ctx, &rec, req, nil)
+	return s.detach(ctx, &rec, req, "", nil)
 }
 
-// detach is StartDetached, also of main processes.
-func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequest, main *mainProcess) (_ ExecRecord, err error) {
+// detach is StartDetached, also of main processes and, with an id, of prepared execs.
+func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequest, id string, main *mainProcess) (_ ExecRecord, err error) {
 	if err := s.adoption(ctx); err != nil {
 		return ExecRecord{}, err
 	}
@@ -512,6 +515,7 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	}
 	x.log, x.kept, x.main = log, size, main
 	x.record.Main = main != nil
+	x.record.ID = cmp.Or(id, x.record.ID)
 	if err = x.saveRecord(); err == nil {
 		err = x.storeDescriptors(ctx)
 	}
@@ -536,6 +540,7 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	s.execs.register(x)
 	s.publishExecStarted(x, rec)
 	entered = true
+	s.execs.deliver(x)
 	if !s.follow(x) {
 		close(x.done)
 		return ExecRecord{}, class.ErrStopping // and the next daemon has it
@@ -631,10 +636,8 @@ func (s *core) dropDescriptors(ctx context.Context, x *Execution) {
 // before, everything is left to the next one.
 func (x *Execution) collect() {
 	ctx := x.s.execs.ctx
-	if x.main != nil { // the output may wait for a log whose writer has stopped
-		stop := context.AfterFunc(ctx, x.log.hand)
-		defer stop()
-	}
+	stop := context.AfterFunc(ctx, x.log.hand) // the output may wait for a log or a reader that has stopped
+	defer stop()
 	exit, err := x.guest.Spool(ctx, x.log)
 	rec := x.record
 	switch {
@@ -768,6 +771,7 @@ func (s *core) forgetSandbox(ctx context.Context, id string) {
 	all := slices.Collect(maps.Values(s.execs.of[id]))
 	delete(s.execs.mains, id)
 	s.execs.mu.Unlock()
+	s.execs.forgetUpcoming(id)
 	defer func() {
 		if err := s.logs.remove(id); err != nil {
 			s.log.Error("the log of a deleted sandbox is left until the next start", "id", id, "error", err)
@@ -781,6 +785,7 @@ func (s *core) forgetSandbox(ctx context.Context, id string) {
 		if x.log == nil {
 			continue // its own request ends it
 		}
+		x.log.freeHolds()
 		select {
 		case <-x.over():
 			s.forget(ctx, x)
@@ -798,6 +803,9 @@ func (s *API) DeleteExec(ctx context.Context, ref, id string) error {
 	x, err := s.findExec(ref, id)
 	if err != nil {
 		return err
+	}
+	if x.log != nil {
+		x.log.freeHolds()
 	}
 	if !x.ended() {
 		if err := x.guest.Kill(); err != nil && x.lease != nil {
@@ -882,6 +890,28 @@ func (x *Execution) Attach(ctx context.Context, from int64, text bool, emit func
 	x.log.followers.Add(1)
 	defer x.log.followers.Add(-1)
 	return x.attach(ctx, from, text, make([]byte, 64<<10), emit)
+}
+
+// AttachHeld is Attach from the oldest output on, and nothing after that is dropped: a program that
+// writes faster than emit takes waits. U is nil, or has waited for the execution.
+func (x *Execution) AttachHeld(ctx context.Context, from int64, u *Upcoming, text bool, emit func(api.ExecEvent) error) error {
+	if err := x.Attachable(); err != nil {
+		return err
+	}
+	h := &hold{at: from}
+	if u != nil {
+		h = &u.hold
+	} else {
+		x.log.hold(h)
+	}
+	defer x.log.unhold(h)
+	return x.Attach(ctx, from, text, func(e api.ExecEvent) error {
+		err := emit(e)
+		if n := len(e.Data) + len(e.Text); n > 0 {
+			x.log.taken(h, e.Offset+int64(n))
+		}
+		return err
+	})
 }
 
 // attach is Attach, with buf for as much output as an event may have.

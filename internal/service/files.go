@@ -67,8 +67,8 @@ func (s *API) ReadFile(ctx context.Context, ref, path string) (*os.File, error) 
 type WriteOptions struct {
 	Mode fs.FileMode // permissions; 0 means 0644
 	User string      // owner; default: the sandbox's user. Root's is nothing where no program runs as root
-
-	owners bool // files of an archive have its ids, where the sandbox has more than one
+	// Owners has an archive's files keep the owners that it states, where the sandbox has several ids.
+	Owners bool
 }
 
 // validate checks the path and options of a new file.
@@ -243,6 +243,9 @@ func (s *API) ArchiveIn(ctx context.Context, ref, path string, opts WriteOptions
 		return err
 	}
 	defer end()
+	if opts.Owners && lease.Record.Enforced.NonRoot {
+		return class.Invalidf("owners: the profile of the sandbox has no files of root; give the user")
+	}
 	id, err := owner(ctx, client, &lease.Record, opts.User)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
@@ -259,7 +262,7 @@ func (s *API) ArchiveIn(ctx context.Context, ref, path string, opts WriteOptions
 	var tar error
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		tar = client.TarIn(tctx, path, pr, guest.TarInRequest{UID: id.uid, GID: id.gid, Owners: opts.owners && lease.Record.Enforced.IDs != api.IDsSingle})
+		tar = client.TarIn(tctx, path, pr, guest.TarInRequest{UID: id.uid, GID: id.gid, Owners: opts.Owners && lease.Record.Enforced.IDs != api.IDsSingle})
 		_ = pr.Close()                    // the writer then sees EPIPE
 		_ = pw.SetWriteDeadline(longPast) // or this, while init keeps its own reading end
 	})

@@ -44,7 +44,7 @@ func (s *API) Pull(ctx context.Context, req api.PullImage, progress func(api.Pul
 	if err := s.spareDisk(ctx); err != nil {
 		return api.Image{}, err
 	}
-	img, err := s.images.Pull(ctx, req.Reference, image.PullOptions{Platform: req.Platform, Insecure: req.Insecure, Progress: progress})
+	img, err := s.images.Pull(ctx, req.Reference, image.PullOptions{Platform: req.Platform, Insecure: req.Insecure, Auth: req.Auth, Progress: progress})
 	if err != nil {
 		return api.Image{}, fmt.Errorf("pull %q: %w", req.Reference, err)
 	}
@@ -68,7 +68,7 @@ func (s *API) Push(ctx context.Context, req api.PushImage, progress func(api.Pul
 	if err := validPlatform(req.Platform); err != nil {
 		return api.Image{}, err
 	}
-	img, err := s.images.Push(ctx, req.Reference, image.PushOptions{Platform: req.Platform, Insecure: req.Insecure, Progress: progress})
+	img, err := s.images.Push(ctx, req.Reference, image.PushOptions{Platform: req.Platform, Insecure: req.Insecure, Auth: req.Auth, Progress: progress})
 	if err != nil {
 		return api.Image{}, fmt.Errorf("push %q: %w", req.Reference, err)
 	}

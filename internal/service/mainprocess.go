@@ -104,6 +104,12 @@ func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, erro
 		}
 		return api.Sandbox{}, errors.Join(err, ports.Close())
 	}
+	if r.Stopped { // the start binds the ports
+		if err := ports.Close(); err != nil {
+			s.log.Warn("a port of a sandbox that is not started stays bound", "id", rec.ID, "error", err)
+		}
+		return rec.Shown(), nil
+	}
 	if err = s.connect(ctx, &rec, ports); err == nil {
 		err = s.startMain(ctx, &rec)
 	}
@@ -149,7 +155,7 @@ func (s *core) startMain(ctx context.Context, rec *runtime.Record) error {
 	}
 	req := api.ExecRequest{Argv: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen, Detach: true, OutputLimit: mainRing}
 	if err = validateExec(&req); err == nil {
-		_, err = s.detach(ctx, rec, req, newMainProcess(lease.Record.Life))
+		_, err = s.detach(ctx, rec, req, "", newMainProcess(lease.Record.Life))
 	}
 	if err != nil {
 		return fmt.Errorf("start the main process of sandbox %s: %w", rec.Name, err)

@@ -283,7 +283,7 @@ func TestMainProcessesOfSeveralLives(t *testing.T) {
 	}
 	r = b.Start()
 	for i := range boxes {
-		if got := r.WaitEnded(name(i)); got.State != api.StateStopped || got.Exit != nil || got.Reason != "stopped" {
+		if got := r.WaitEnded(name(i)); got.State != api.StateStopped || got.Exit == nil || got.Exit.Code != 3 || got.Reason != "stopped" {
 			t.Errorf("%+v %+v", got, got.Exit)
 		}
 	}

@@ -32,7 +32,7 @@ type origin struct {
 func (s *API) request(from *origin, ask *api.CreateSandbox) (_ runtime.Request, err error) {
 	r := newRequest(s.caller.Tenant, from)
 	r.Name, r.Labels, r.Limits = ask.Name, ask.Labels, ask.Limits
-	r.Command, r.TTY, r.StdinOpen = ask.Command, ask.TTY, ask.StdinOpen
+	r.Command, r.TTY, r.StdinOpen, r.Stopped = ask.Command, ask.TTY, ask.StdinOpen, ask.Stopped
 	r.Entrypoint, r.Cmd = programOf(from, ask.Entrypoint)
 	r.Settings = ask.Settings
 	r.StopSignal = cmp.Or(ask.StopSignal, from.stopSignal)

@@ -55,7 +55,7 @@ func parseRestart(text string) (restartPolicy, error) {
 // number of its short lives. Booting means that the daemon has just started, and failed is the
 // number of starts since the end that have failed, which no record has. It is pure.
 func (p restartPolicy) next(rec *runtime.Record, booting bool, failed int, now time.Time) (delay time.Duration, short int, ok bool) {
-	if len(rec.Command) == 0 || rec.Idle || rec.State != api.StateStopped && rec.State != api.StateLost || rec.FilesGone {
+	if len(rec.Command) == 0 || rec.Idle || rec.State != api.StateStopped && rec.State != api.StateLost || rec.FilesGone || rec.Unstarted {
 		return 0, 0, false
 	}
 	switch p.name {

@@ -7,6 +7,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
@@ -15,14 +16,16 @@ import (
 
 // Bounds of settings.
 const (
-	maxHostname   = 64 // the kernel's __NEW_UTS_LEN
-	maxTmpfs      = 16
-	maxHosts      = 256
-	maxCaps       = 64
-	minMemoryFile = 4096    // bytes; a page
-	maxMemoryFile = 1 << 40 // bytes of one file system in memory
-	defaultTmpfs  = 64 << 20
-	anyoneWrites  = 0o1777
+	maxHostname = 64 // the kernel's __NEW_UTS_LEN
+	maxTmpfs    = 16
+	maxHosts    = 256
+	maxCaps     = 64
+
+	maxAnnotations = 256 << 10 // bytes of keys and values of one sandbox
+	minMemoryFile  = 4096      // bytes; a page
+	maxMemoryFile  = 1 << 40   // bytes of one file system in memory
+	defaultTmpfs   = 64 << 20
+	anyoneWrites   = 0o1777
 )
 
 // covered are the places that no file system in memory may hide, and below which there may be none:
@@ -32,6 +35,27 @@ var covered = []string{"/proc", "/sys", "/dev", "/etc"}
 // The ceilings that every sandbox has on resource limits (runtime/libct). Others are the host's,
 // and init refuses what exceeds them.
 var rlimitCeilings = map[string]uint64{"fsize": 16 << 30, "memlock": 64 << 10, "nofile": 1 << 20}
+
+// validateAnnotations checks the sizes of annotations; their meaning is the client's.
+func validateAnnotations(all map[string]string) error {
+	if len(all) > maxLabels {
+		return class.Invalidf("annotations: %d keys, at most %d are possible", len(all), maxLabels)
+	}
+	total := 0
+	for k, v := range all {
+		if k == "" || len(k) > maxLabelKey || hasControl(k) {
+			return class.Invalidf("annotation %q: a key has 1 to %d characters, none of them a control character", class.Clip(k), maxLabelKey)
+		}
+		if !utf8.ValidString(v) {
+			return class.Invalidf("annotation %q: the value is not UTF-8", k)
+		}
+		total += len(k) + len(v)
+	}
+	if total > maxAnnotations {
+		return class.Invalidf("annotations: %d bytes, at most %d are possible", total, maxAnnotations)
+	}
+	return nil
+}
 
 // validateSettings checks settings, and fills in the defaults of Tmpfs.
 func validateSettings(set *api.Settings) error {
@@ -73,6 +97,9 @@ func validateSettings(set *api.Settings) error {
 		return class.Invalidf("auto_remove: it removes the sandbox at its end, and restart %q starts it again", class.Clip(set.Restart))
 	}
 	if _, err := parseRestart(set.Restart); err != nil {
+		return err
+	}
+	if err := validateAnnotations(set.Annotations); err != nil {
 		return err
 	}
 	if len(set.CapDrop) > maxCaps || len(set.CapAdd) > maxCaps {

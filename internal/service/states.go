@@ -73,14 +73,21 @@ func (s *API) StartSandbox(ctx context.Context, ref string, req api.StartSandbox
 	if err != nil {
 		return api.Sandbox{}, err
 	}
+	first := rec.Unstarted && !req.Idle
 	rec, err = s.supervisor.Start(ctx, rec.ID, runtime.StartRequest{Profile: profile, Timeout: timeout, Idle: req.Idle, Trust: trust})
 	if err == nil {
 		err = s.startAgain(ctx, &rec)
 	}
-	if err == nil {
-		s.publishPorts(&rec)
+	if err != nil {
+		if rec.ID != "" && !req.Idle {
+			s.execs.failMain(rec.ID)
+		}
+		return api.Sandbox{}, err
 	}
-	return rec.Shown(), err
+	if s.publishPorts(&rec); first {
+		s.removeAtEnd(&rec) //nolint:contextcheck // the removal outlives the request
+	}
+	return rec.Shown(), nil
 }
 
 // PauseSandbox makes every process of the sandbox with this id or name stand still.

@@ -601,7 +601,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	e.mu.Unlock()
 	e.watchDisk(in, spec.ID, &spec.Limits, work.Ctim) //nolint:contextcheck // the watch outlives the request
 	e.watchUnread(in, spec.ID)
-	volumes.join(in, spec.ID)                         //nolint:contextcheck // see above
+	volumes.join(in, spec.ID) //nolint:contextcheck // see above
 	if err := volumes.release(); err != nil {
 		slog.Error("a volume is held", "error", err) // nothing is left to undo
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"strconv"
@@ -249,7 +250,7 @@ type tarReader struct {
 	root     *os.Root
 	dir      int // of root, for system calls that os.Root lacks
 	uid, gid int
-	owners   bool   // entries have the ids of the stream
+	owners   bool   // entries keep the archive's
 	made     string // parent that was made last
 }
 
@@ -337,8 +338,12 @@ func (x *tarReader) entry(h *tar.Header, r io.Reader) error {
 		return x.fail(guest.StageWrite, err, path.Dir(name))
 	}
 	if x.owners {
-		defer func(uid, gid int) { x.uid, x.gid = uid, gid }(x.uid, x.gid)
-		x.uid, x.gid = h.Uid, h.Gid // the kernel refuses what the sandbox does not have
+		if h.Uid < 0 || h.Gid < 0 || h.Uid > math.MaxInt32 || h.Gid > math.MaxInt32 {
+			return fail(guest.StageArchive, unix.EINVAL, h.Name)
+		}
+		uid, gid := x.uid, x.gid
+		x.uid, x.gid = h.Uid, h.Gid
+		defer func() { x.uid, x.gid = uid, gid }()
 	}
 	var err error
 	switch h.Typeflag {

@@ -1,0 +1,626 @@
+package docker
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/api/types/network"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// annotationRequest is the annotation that has the request which created a container.
+const annotationRequest = "docker.request"
+
+// reserved begins the labels that are the daemon's own.
+const reserved = "sandboxd."
+
+// A fieldRule says what becomes of a field of HostConfig.
+type fieldRule string
+
+// The rules: what the field asks for is done, cannot make a difference here, or is refused unless
+// it asks for nothing.
+const (
+	honoured fieldRule = "honoured"
+	ignored  fieldRule = "ignored"
+	refused  fieldRule = "refused"
+)
+
+// HostField is a row of the table of HostConfig's fields.
+type HostField struct {
+	Name string
+	Rule fieldRule
+	Note string
+}
+
+// Sentences that several fields share.
+const (
+	noDevices    = "devices of the host are not passed in; /dev has null, zero, full, random, urandom, tty and terminals"
+	noNamespaces = "a container never shares a namespace of the host"
+	noVolumes    = "named volumes are not translated yet; a directory of the host below a root of serve --mount-root can be bound"
+	noDNS        = "names are resolved by the sandbox's gateway, by the host's resolver and the policy; ExtraHosts adds names"
+	noRates      = "rates of single devices cannot be set"
+)
+
+// HostFields is the table of HostConfig's fields, in the order of their names. A test compares it
+// with Docker's type.
+var HostFields = []HostField{
+	{"Annotations", ignored, "shown by inspect"},
+	{"AutoRemove", honoured, ""},
+	{"Binds", honoured, "directories below a root of `serve --mount-root`; " + noVolumes},
+	{"BlkioDeviceReadBps", refused, noRates},
+	{"BlkioDeviceReadIOps", refused, noRates},
+	{"BlkioDeviceWriteBps", refused, noRates},
+	{"BlkioDeviceWriteIOps", refused, noRates},
+	{"BlkioWeight", honoured, "10 to 1000, as a weight of 100 to 10000"},
+	{"BlkioWeightDevice", refused, noRates},
+	{"CapAdd", honoured, "capabilities that the profile has; others are refused"},
+	{"CapDrop", honoured, ""},
+	{"Cgroup", refused, noNamespaces},
+	{"CgroupParent", refused, "containers have cgroups below the daemon's own"},
+	{"CgroupnsMode", refused, noNamespaces + "; `private` is accepted"},
+	{"ConsoleSize", ignored, "the client's resize sets the size"},
+	{"ContainerIDFile", ignored, "the client writes it"},
+	{"CpuCount", ignored, "for Windows"},
+	{"CpuPercent", ignored, "for Windows"},
+	{"CpuPeriod", honoured, "with CpuQuota"},
+	{"CpuQuota", honoured, ""},
+	{"CpuRealtimePeriod", refused, "no program has real-time priority"},
+	{"CpuRealtimeRuntime", refused, "no program has real-time priority"},
+	{"CpuShares", honoured, "1024 is a weight of 100"},
+	{"CpusetCpus", honoured, ""},
+	{"CpusetMems", refused, "memory nodes cannot be chosen"},
+	{"DeviceCgroupRules", refused, noDevices},
+	{"DeviceRequests", refused, noDevices},
+	{"Devices", refused, noDevices},
+	{"Dns", refused, noDNS},
+	{"DnsOptions", refused, noDNS},
+	{"DnsSearch", refused, noDNS},
+	{"ExtraHosts", honoured, "addresses; `host-gateway` is refused"},
+	{"GroupAdd", refused, "a program has the groups that /etc/group of its image gives its user"},
+	{"IOMaximumBandwidth", ignored, "for Windows"},
+	{"IOMaximumIOps", ignored, "for Windows"},
+	{"Init", ignored, "every container has an init"},
+	{"IpcMode", refused, noNamespaces + "; `private`, `shareable` and `none` are accepted"},
+	{"Isolation", refused, "that is for Windows; `default` is accepted"},
+	{"Links", refused, "containers in one network reach each other by name"},
+	{"LogConfig", refused, "output is kept in the container's log; `json-file` and `local` are accepted"},
+	{"MaskedPaths", refused, "the profile masks paths"},
+	{"Memory", honoured, ""},
+	{"MemoryReservation", ignored, "a wish, as in Docker"},
+	{"MemorySwap", honoured, "the sum of memory and swap; no swap without it"},
+	{"MemorySwappiness", refused, "the host decides what it swaps"},
+	{"Mounts", honoured, "of the types bind and tmpfs; " + noVolumes},
+	{"NanoCpus", honoured, ""},
+	{"NetworkMode", honoured, "`none`, `bridge`, `container:NAME` and names of networks; `host` is refused"},
+	{"OomKillDisable", refused, "a container that is out of memory cannot be left standing"},
+	{"OomScoreAdj", refused, "which process the kernel ends is its decision"},
+	{"PidMode", refused, noNamespaces},
+	{"PidsLimit", honoured, ""},
+	{"PortBindings", honoured, "at 127.0.0.1 unless an address is given"},
+	{"Privileged", refused, "no container has power over the host; what a program needs may work in the container's own user namespace"},
+	{"PublishAllPorts", refused, "name the ports, as in -p 8080:80; -p 80 takes a free port"},
+	{"ReadonlyPaths", refused, "the profile protects paths"},
+	{"ReadonlyRootfs", honoured, ""},
+	{"RestartPolicy", honoured, ""},
+	{"Runtime", refused, "sandboxd is the runtime; `runc` is accepted"},
+	{"SecurityOpt", refused, "the filter of system calls and the other restrictions are the profile's; `no-new-privileges` always holds, and options of AppArmor and SELinux change nothing"},
+	{"ShmSize", honoured, ""},
+	{"StorageOpt", honoured, "`size` alone, the limit on the disk"},
+	{"Sysctls", refused, "sysctls are the kernel's defaults in the container's own namespaces and cannot be changed"},
+	{"Tmpfs", honoured, "size, mode, uid, gid and noexec"},
+	{"UTSMode", refused, noNamespaces},
+	{"Ulimits", honoured, ""},
+	{"Umask", refused, "programs set their own umask"},
+	{"UsernsMode", refused, noNamespaces + "; every container has a user namespace"},
+	{"VolumeDriver", refused, noVolumes},
+	{"VolumesFrom", refused, noVolumes},
+}
+
+// refuse returns the error for a field that asks for what there is not.
+func refuse(field, value string) error {
+	i := slices.IndexFunc(HostFields, func(row HostField) bool { return row.Name == field })
+	why := strings.ReplaceAll(HostFields[i].Note, "`", "")
+	if value != "" {
+		field += " " + strconv.Quote(clip(value))
+	}
+	return statusf(http.StatusForbidden, "HostConfig.%s: %s", field, why)
+}
+
+// postCreate makes a container.
+func (c *call) postCreate() error {
+	var req container.CreateRequest
+	if err := c.read(&req, false); err != nil {
+		return err
+	}
+	if req.Config == nil {
+		return badf("Config cannot be empty in order to create a container")
+	}
+	if p := c.q.Get("platform"); p != "" && p != "linux" && !strings.HasPrefix(p, "linux/"+architecture()) {
+		return statusf(http.StatusNotFound, "image with reference %s was found but does not match the specified platform: wanted %s, actual: linux/%s",
+			clip(req.Image), clip(p), architecture())
+	}
+	if req.HostConfig == nil {
+		req.HostConfig = new(container.HostConfig)
+	}
+	sb, warnings, err := c.f.translate(c.ctx(), &req)
+	if err != nil {
+		return err
+	}
+	sb.Name = strings.TrimPrefix(c.q.Get("name"), "/")
+	if sb.Name != "" && !validName(sb.Name) {
+		return badf("Invalid container name (%s), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed, and at most 63 characters", clip(sb.Name))
+	}
+	made, err := c.f.api.CreateSandbox(c.ctx(), sb)
+	if errors.Is(err, &api.Problem{Code: api.CodeExists}) {
+		return c.f.nameTaken(c.ctx(), sb.Name, err)
+	}
+	if errors.Is(err, &api.Problem{Code: api.CodeNotFound}) && sb.Network.Mode != api.NetworkSandbox {
+		return noImage(req.Image)
+	}
+	if p, ok := errors.AsType[*api.Problem](err); ok && strings.Contains(p.Detail, "says no command") {
+		return badf("no command specified")
+	}
+	if err != nil {
+		return err
+	}
+	return c.json(http.StatusCreated, container.CreateResponse{ID: containerID(made.ID), Warnings: warnings})
+}
+
+func (f *Face) nameTaken(ctx context.Context, name string, err error) error {
+	other, gerr := f.api.GetSandbox(ctx, name)
+	if gerr != nil {
+		return err
+	}
+	return statusf(http.StatusConflict, "Conflict. The container name \"/%s\" is already in use by container \"%s\". You have to remove (or rename) that container to be able to reuse that name.",
+		name, containerID(other.ID))
+}
+
+func validName(name string) bool {
+	for i, r := range name {
+		alnum := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
+		if !alnum && (i == 0 || !strings.ContainsRune("_.-", r)) {
+			return false
+		}
+	}
+	return name != "" && len(name) <= 63
+}
+
+// translate returns the request for the sandbox of a container. It completes the container's
+// request, which is kept.
+func (f *Face) translate(ctx context.Context, req *container.CreateRequest) (sb api.CreateSandbox, warnings []string, err error) {
+	warnings = []string{}
+	cfg, host := req.Config, req.HostConfig
+	if err := f.checkConfig(cfg); err != nil {
+		return sb, nil, err
+	}
+	if err := checkHost(host); err != nil {
+		return sb, nil, err
+	}
+	image, err := f.findImage(ctx, cfg.Image)
+	if err != nil {
+		return sb, nil, err
+	}
+	sb = api.CreateSandbox{
+		Image: image, Env: cfg.Env, Cwd: cfg.WorkingDir, User: cfg.User, ImageCommand: true, Entrypoint: cfg.Entrypoint, Command: cfg.Cmd,
+		TTY: cfg.Tty, StdinOpen: cfg.OpenStdin, Timeout: api.Never, Stopped: true, Labels: labelsOf(cfg.Labels),
+	}
+	sb.Settings = api.Settings{
+		Hostname: cfg.Hostname, ReadOnly: host.ReadonlyRootfs, ShmSize: host.ShmSize, CapAdd: host.CapAdd, CapDrop: host.CapDrop,
+		StopSignal: cfg.StopSignal, AutoRemove: host.AutoRemove,
+	}
+	if cfg.Domainname != "" && cfg.Hostname != "" {
+		sb.Hostname += "." + cfg.Domainname
+	}
+	if cfg.Hostname == "" {
+		var b [6]byte
+		_, _ = rand.Read(b[:]) // since Go 1.24 it never fails
+		cfg.Hostname = hex.EncodeToString(b[:])
+		sb.Hostname = cfg.Hostname
+	}
+	if sb.Restart, err = restartOf(host.RestartPolicy); err != nil {
+		return sb, nil, err
+	}
+	if err := limitsOf(&sb.Limits, &host.Resources, host.StorageOpt); err != nil {
+		return sb, nil, err
+	}
+	for _, u := range host.Ulimits {
+		if u == nil {
+			continue
+		}
+		if sb.Rlimits == nil {
+			sb.Rlimits = make(map[string]api.Rlimit)
+		}
+		sb.Rlimits[u.Name] = api.Rlimit{Soft: uint64(u.Soft), Hard: uint64(u.Hard)} //nolint:gosec // -1 is none, in both
+	}
+	for _, line := range host.ExtraHosts {
+		name, address, ok := strings.Cut(line, ":")
+		if n, a, eq := strings.Cut(line, "="); eq {
+			name, address, ok = n, a, true
+		}
+		if !ok || address == "host-gateway" {
+			return sb, nil, badf("HostConfig.ExtraHosts %q: must be NAME:ADDRESS; host-gateway is none, because the host has no address in a sandbox", clip(line))
+		}
+		sb.Hosts = append(sb.Hosts, api.HostAddress{Name: name, Address: strings.Trim(address, "[]")})
+	}
+	if err := mountsOf(&sb.Settings, host); err != nil {
+		return sb, nil, err
+	}
+	if len(cfg.Volumes) > 0 {
+		warnings = append(warnings, "volumes without a name are directories of the container, and removed with it")
+	}
+	if err := f.networkOf(ctx, &sb, req); err != nil {
+		return sb, nil, err
+	}
+	kept, err := json.Marshal(req)
+	if err != nil {
+		return sb, nil, err
+	}
+	sb.Annotations = map[string]string{annotationRequest: string(kept)}
+	return sb, warnings, nil
+}
+
+func (f *Face) checkConfig(cfg *container.Config) error {
+	if cfg.Image == "" {
+		return badf("no image specified: Config.Image is empty")
+	}
+	if h := cfg.Healthcheck; h != nil && len(h.Test) > 0 && h.Test[0] != "NONE" {
+		return badf("Config.Healthcheck: health checks are not run yet; leave it out, and ask the program with exec")
+	}
+	for k := range cfg.Labels {
+		if strings.HasPrefix(k, reserved) {
+			return statusf(http.StatusForbidden, "label %q: names that begin with %q are the daemon's", clip(k), reserved)
+		}
+	}
+	if cfg.StopTimeout != nil && (*cfg.StopTimeout < -1 || *cfg.StopTimeout > 600) {
+		return badf("Config.StopTimeout %d: must be at most 600 seconds", *cfg.StopTimeout)
+	}
+	return nil
+}
+
+// labelsOf returns those labels that a sandbox can have, for people who list sandboxes. Inspect has
+// all of them from the request. A container is never removed for its age.
+func labelsOf(all map[string]string) map[string]string {
+	out := map[string]string{api.LabelKeep: "true"}
+	for k, v := range all {
+		fits := k != "" && len(k) <= 128 && len(v) <= 1024 && !strings.Contains(k, "=") && !strings.ContainsFunc(k+v, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' })
+		if fits && len(out) < 64 {
+			out[k] = v
+		}
+	}
+	return out
+}
+
+// checkHost refuses what a sandbox cannot have.
+func checkHost(h *container.HostConfig) error {
+	empty := map[string]bool{
+		"Privileged": !h.Privileged, "PublishAllPorts": !h.PublishAllPorts, "BlkioDeviceReadBps": len(h.BlkioDeviceReadBps) == 0,
+		"BlkioDeviceReadIOps": len(h.BlkioDeviceReadIOps) == 0, "BlkioDeviceWriteBps": len(h.BlkioDeviceWriteBps) == 0,
+		"BlkioDeviceWriteIOps": len(h.BlkioDeviceWriteIOps) == 0, "BlkioWeightDevice": len(h.BlkioWeightDevice) == 0,
+		"CpuRealtimePeriod": h.CPURealtimePeriod == 0, "CpuRealtimeRuntime": h.CPURealtimeRuntime == 0,
+		"DeviceCgroupRules": len(h.DeviceCgroupRules) == 0, "DeviceRequests": len(h.DeviceRequests) == 0, "Devices": len(h.Devices) == 0,
+		"Dns": len(h.DNS) == 0, "DnsOptions": len(h.DNSOptions) == 0, "DnsSearch": len(h.DNSSearch) == 0, "GroupAdd": len(h.GroupAdd) == 0,
+		"Links": len(h.Links) == 0, "MaskedPaths": h.MaskedPaths == nil, "ReadonlyPaths": h.ReadonlyPaths == nil,
+		"MemorySwappiness": h.MemorySwappiness == nil || *h.MemorySwappiness == -1, "OomKillDisable": h.OomKillDisable == nil || !*h.OomKillDisable,
+		"OomScoreAdj": h.OomScoreAdj == 0, "Sysctls": len(h.Sysctls) == 0, "Umask": h.Umask == nil, "VolumesFrom": len(h.VolumesFrom) == 0,
+	}
+	for _, row := range HostFields {
+		if none, ok := empty[row.Name]; ok && !none {
+			return refuse(row.Name, "")
+		}
+	}
+	for _, word := range []struct {
+		field, value string
+		accepts      []string
+	}{
+		{"Cgroup", string(h.Cgroup), nil},
+		{"CgroupParent", h.CgroupParent, nil},
+		{"CgroupnsMode", string(h.CgroupnsMode), []string{"private"}},
+		{"CpusetMems", h.CpusetMems, nil},
+		{"IpcMode", string(h.IpcMode), []string{"private", "shareable", "none"}},
+		{"Isolation", string(h.Isolation), []string{"default"}},
+		{"LogConfig", h.LogConfig.Type, []string{"json-file", "local"}},
+		{"PidMode", string(h.PidMode), nil},
+		{"Runtime", h.Runtime, []string{"runc"}},
+		{"UTSMode", string(h.UTSMode), nil},
+		{"UsernsMode", string(h.UsernsMode), nil},
+		{"VolumeDriver", h.VolumeDriver, []string{"local"}},
+	} {
+		if word.value != "" && !slices.Contains(word.accepts, word.value) {
+			return refuse(word.field, word.value)
+		}
+	}
+	for _, opt := range h.SecurityOpt {
+		name, value, _ := strings.Cut(strings.Replace(opt, ":", "=", 1), "=")
+		switch {
+		case name == "no-new-privileges" && (value == "" || value == "true"):
+		case name == "apparmor", name == "label": // neither is there, as in Docker without root
+		case name == "seccomp" && value == "builtin":
+		default:
+			return refuse("SecurityOpt", opt)
+		}
+	}
+	return nil
+}
+
+func restartOf(p container.RestartPolicy) (string, error) {
+	switch p.Name {
+	case "", container.RestartPolicyDisabled:
+		return "", nil
+	case container.RestartPolicyOnFailure:
+		if p.MaximumRetryCount > 0 {
+			return fmt.Sprintf("on-failure:%d", p.MaximumRetryCount), nil
+		}
+		return "on-failure", nil
+	case container.RestartPolicyAlways, container.RestartPolicyUnlessStopped:
+		return string(p.Name), nil
+	}
+	return "", badf("invalid restart policy: unknown policy '%s'; use one of 'no', 'always', 'on-failure', or 'unless-stopped'", clip(string(p.Name)))
+}
+
+// limitsOf translates limits. One that the host cannot enforce is the daemon's to refuse.
+func limitsOf(l *api.Limits, r *container.Resources, storage map[string]string) error {
+	l.Memory, l.CPUSet = r.Memory, r.CpusetCpus
+	switch {
+	case r.Memory < 0 || r.NanoCPUs < 0 || r.CPUQuota < -1 || r.CPUPeriod < 0 || r.CPUShares < 0:
+		return badf("HostConfig: a limit is negative")
+	case r.NanoCPUs > 0 && (r.CPUQuota > 0 || r.CPUPeriod > 0):
+		return badf("Conflicting options: Nano CPUs and CPU Period cannot both be set")
+	case r.NanoCPUs > 0:
+		l.CPUs = float64(r.NanoCPUs) / 1e9
+	case r.CPUQuota > 0:
+		l.CPUs = float64(r.CPUQuota) / float64(cmp.Or(r.CPUPeriod, 100_000))
+	}
+	if r.CPUShares > 0 {
+		l.CPUWeight = min(10_000, max(1, r.CPUShares*100/1024))
+	}
+	if r.MemorySwap > 0 {
+		if r.Memory == 0 || r.MemorySwap < r.Memory {
+			return badf("Minimum memoryswap limit should be larger than memory limit, see usage")
+		}
+		swap := r.MemorySwap - r.Memory
+		l.Swap = &swap
+	}
+	if r.PidsLimit != nil && *r.PidsLimit > 0 {
+		l.Pids = *r.PidsLimit
+	}
+	if r.BlkioWeight > 0 {
+		l.IO.Weight = int64(r.BlkioWeight) * 10
+	}
+	for k, v := range storage {
+		size, err := parseSize(v)
+		if k != "size" || err != nil {
+			return badf("HostConfig.StorageOpt %q: size alone can be set, in bytes or as 10G", clip(k))
+		}
+		l.Disk = size
+	}
+	return nil
+}
+
+// mountsOf translates what is mounted.
+func mountsOf(set *api.Settings, h *container.HostConfig) error {
+	for _, bind := range h.Binds {
+		parts := strings.Split(bind, ":")
+		if len(parts) < 2 || len(parts) > 3 {
+			return badf("invalid volume specification: '%s'", clip(bind))
+		}
+		if !path.IsAbs(parts[0]) {
+			return badf("HostConfig.Binds %q: %s", clip(bind), noVolumes)
+		}
+		m := api.Mount{Type: api.MountBind, Source: path.Clean(parts[0]), Target: path.Clean(parts[1])}
+		if len(parts) == 3 {
+			for mode := range strings.SplitSeq(parts[2], ",") {
+				switch mode {
+				case "ro":
+					m.ReadOnly = true
+				case "rw", "z", "Z", "", "nocopy", "cached", "delegated", "consistent", "private", "rprivate", "slave", "rslave":
+				default:
+					return badf("invalid mode: %s", clip(mode))
+				}
+			}
+		}
+		set.Mounts = append(set.Mounts, m)
+	}
+	for target, options := range h.Tmpfs {
+		t, err := tmpfsOf(target, options)
+		if err != nil {
+			return err
+		}
+		set.Tmpfs = append(set.Tmpfs, t)
+	}
+	for i := range h.Mounts {
+		m := &h.Mounts[i]
+		switch m.Type {
+		case mount.TypeBind:
+			set.Mounts = append(set.Mounts, api.Mount{Type: api.MountBind, Source: path.Clean(m.Source), Target: path.Clean(m.Target), ReadOnly: m.ReadOnly})
+		case mount.TypeTmpfs:
+			t := api.Scratch{Path: path.Clean(m.Target)}
+			if o := m.TmpfsOptions; o != nil {
+				t.Size, t.Mode = o.SizeBytes, uint32(o.Mode.Perm())
+			}
+			set.Tmpfs = append(set.Tmpfs, t)
+		case mount.TypeVolume, mount.TypeImage, mount.TypeNamedPipe, mount.TypeCluster:
+			return badf("HostConfig.Mounts: type %s: %s", m.Type, noVolumes)
+		default:
+			return badf("invalid mount config: mount type unknown: %q", clip(string(m.Type)))
+		}
+	}
+	return nil
+}
+
+func tmpfsOf(target, options string) (api.Scratch, error) {
+	t := api.Scratch{Path: path.Clean(target)}
+	for opt := range strings.SplitSeq(options, ",") {
+		name, value, _ := strings.Cut(opt, "=")
+		var err error
+		switch name {
+		case "", "rw", "nosuid", "nodev", "exec", "noatime", "mpol", "nr_inodes":
+		case "noexec":
+			t.NoExec = true
+		case "size":
+			t.Size, err = parseSize(value)
+		case "mode":
+			var n uint64
+			n, err = strconv.ParseUint(value, 8, 12)
+			t.Mode = uint32(n) //nolint:gosec // 12 bits
+		case "uid", "gid":
+			var n uint64
+			n, err = strconv.ParseUint(value, 10, 32)
+			if name == "uid" {
+				t.UID = uint32(n) //nolint:gosec // 32 bits
+			} else {
+				t.GID = uint32(n) //nolint:gosec // 32 bits
+			}
+		default:
+			err = errors.New("unknown")
+		}
+		if err != nil {
+			return t, badf("HostConfig.Tmpfs %q: option %q: size, mode, uid, gid and noexec are understood", clip(target), clip(opt))
+		}
+	}
+	return t, nil
+}
+
+// parseSize reads a number of bytes, with a unit of 1024 as Docker has it.
+func parseSize(s string) (int64, error) {
+	s = strings.TrimSuffix(strings.ToLower(strings.TrimSpace(s)), "b")
+	shift := 0
+	if n := len(s); n > 0 {
+		if at := strings.IndexByte("kmgt", s[n-1]); at >= 0 {
+			shift, s = 10*(at+1), s[:n-1]
+		}
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 0 || n > 1<<62>>shift {
+		return 0, errors.New("not a size")
+	}
+	return n << shift, nil
+}
+
+// networkOf translates networks and ports.
+func (f *Face) networkOf(ctx context.Context, sb *api.CreateSandbox, req *container.CreateRequest) error {
+	mode := string(req.HostConfig.NetworkMode)
+	var join []string
+	add := func(name string) {
+		if name != "" && name != "default" && name != "bridge" && !slices.Contains(join, name) {
+			join = append(join, name)
+		}
+	}
+	if req.NetworkingConfig != nil {
+		for name := range req.NetworkingConfig.EndpointsConfig {
+			if name == "host" {
+				return refuse("NetworkMode", name)
+			}
+			if name != "none" {
+				add(name)
+			}
+		}
+		slices.Sort(join)
+	}
+	switch {
+	case mode == "host":
+		return refuse("NetworkMode", mode)
+	case mode == "none", req.Config.NetworkDisabled:
+		sb.Network.Mode = api.NetworkNone
+		return nil
+	case strings.HasPrefix(mode, "container:"):
+		other, err := f.find(ctx, strings.TrimPrefix(mode, "container:"))
+		if err != nil {
+			return err
+		}
+		sb.Network = api.Network{Mode: api.NetworkSandbox, Sandbox: other.ID}
+		return nil
+	}
+	add(mode)
+	sb.Network = f.opts.Network
+	sb.Network.Join = join
+	ports, err := portsOf(req.HostConfig.PortBindings)
+	if err != nil {
+		return err
+	}
+	sb.Ports = ports
+	if len(ports) > 0 && !sb.Network.HasGateway() {
+		sb.Network.Join = []string{"bridge"} // a network without a way out, whose ports can be published
+	}
+	return nil
+}
+
+func portsOf(bindings network.PortMap) ([]api.PortMapping, error) {
+	var all []api.PortMapping
+	for port, at := range bindings {
+		if proto := string(port.Proto()); proto != "tcp" && proto != "udp" {
+			return nil, badf("HostConfig.PortBindings %s: tcp and udp can be published", port)
+		}
+		if len(at) == 0 {
+			at = []network.PortBinding{{}}
+		}
+		for _, b := range at {
+			m := api.PortMapping{Port: port.Num(), Protocol: string(port.Proto())}
+			if b.HostIP.IsValid() {
+				m.Address = b.HostIP.String()
+			}
+			if b.HostPort != "" {
+				n, err := strconv.ParseUint(b.HostPort, 10, 16)
+				if err != nil {
+					return nil, badf("invalid port specification: %q", clip(b.HostPort))
+				}
+				m.HostPort = uint16(n)
+			}
+			all = append(all, m)
+		}
+	}
+	slices.SortFunc(all, func(a, b api.PortMapping) int {
+		return cmp.Or(cmp.Compare(a.Port, b.Port), strings.Compare(a.Protocol, b.Protocol), strings.Compare(a.Address, b.Address))
+	})
+	return all, nil
+}
+
+// requestOf returns the request that created a container; for a sandbox that was made otherwise,
+// one that would have.
+func requestOf(sb *api.Sandbox) *container.CreateRequest {
+	req := &container.CreateRequest{Config: new(container.Config), HostConfig: new(container.HostConfig)}
+	if text, ok := sb.Annotations[annotationRequest]; ok {
+		kept := new(container.CreateRequest)
+		if json.Unmarshal([]byte(text), kept) == nil && kept.Config != nil && kept.HostConfig != nil {
+			return kept
+		}
+	}
+	req.Config.Image, req.Config.Cmd, req.Config.Tty, req.Config.OpenStdin = sb.Image, sb.Command, sb.TTY, sb.StdinOpen
+	req.Config.Env, req.Config.Labels, req.Config.Hostname = sb.Env, map[string]string{}, cmp.Or(sb.Hostname, sb.Name)
+	for k, v := range sb.Labels {
+		if !strings.HasPrefix(k, reserved) {
+			req.Config.Labels[k] = v
+		}
+	}
+	req.HostConfig.NetworkMode = container.NetworkMode(cmp.Or(string(sb.Network.Mode), "none"))
+	req.HostConfig.AutoRemove, req.HostConfig.ReadonlyRootfs, req.HostConfig.ShmSize = sb.AutoRemove, sb.ReadOnly, sb.ShmSize
+	for i := range sb.Ports {
+		p := &sb.Ports[i]
+		if p.Socket != "" {
+			continue
+		}
+		port, ok := network.PortFrom(p.Port, network.IPProtocol(p.Protocol))
+		at, err := netip.ParseAddr(p.Address)
+		if !ok || err != nil {
+			continue
+		}
+		if req.HostConfig.PortBindings == nil {
+			req.HostConfig.PortBindings = network.PortMap{}
+		}
+		req.HostConfig.PortBindings[port] = append(req.HostConfig.PortBindings[port], network.PortBinding{HostIP: at, HostPort: strconv.Itoa(int(p.HostPort))})
+	}
+	return req
+}

@@ -1,0 +1,60 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+)
+
+// Listen listens on a Unix socket that only this user can open. It replaces a socket that no process
+// serves; a file of another type is left alone.
+func Listen(ctx context.Context, path string) (_ *net.UnixListener, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("listen on %s: %w", path, err)
+		}
+	}()
+	dir, err := os.OpenFile(filepath.Dir(path), unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	name := unixmsg.ShortName(dir, filepath.Base(path))
+	switch fi, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case fi.Mode().Type() != fs.ModeSocket:
+		return nil, errors.New("it exists and is no socket")
+	default:
+		c, err := new(net.Dialer).DialContext(ctx, "unix", name)
+		if err == nil {
+			return nil, errors.Join(errors.New("another process serves it"), c.Close())
+		}
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			return nil, err
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	config := net.ListenConfig{Control: unixmsg.OwnerOnly}
+	l, err := config.Listen(ctx, "unix", name)
+	if err != nil {
+		return nil, err
+	}
+	u, ok := l.(*net.UnixListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("a listener of %T", l), l.Close())
+	}
+	u.SetUnlinkOnClose(false) // its short name ends with dir; the next face replaces it
+	return u, nil
+}

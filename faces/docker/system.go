@@ -1,0 +1,538 @@
+package docker
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"net/http"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/moby/moby/api/types/container"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
+)
+
+func (c *call) ping() error {
+	h := c.w.Header()
+	h.Set("Builder-Version", "1") // the classic builder
+	h.Set("Swarm", "inactive")
+	h.Set("Cache-Control", "no-cache, no-store, must-revalidate")
+	h.Set("Pragma", "no-cache")
+	h.Set("Content-Type", "text/plain; charset=utf-8")
+	h.Set("Content-Length", "2")
+	c.w.WriteHeader(http.StatusOK)
+	if c.r.Method != http.MethodHead {
+		_, _ = c.w.Write([]byte("OK")) // a client that is gone needs no answer
+	}
+	return nil
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+func (c *call) getVersion() error {
+	return c.json(http.StatusOK, map[string]any{
+		"Platform": map[string]string{"Name": "sandboxd"}, "Version": engineVersion, "ApiVersion": maxVersion, "MinAPIVersion": minVersion,
+		"GitCommit": c.f.opts.Version, "GoVersion": runtime.Version(), "Os": "linux", "Arch": architecture(), "KernelVersion": kernelRelease(), "Experimental": false, "BuildTime": "",
+		"Components": []map[string]any{{
+			"Name": "Engine", "Version": engineVersion,
+			"Details": map[string]string{
+				"ApiVersion": maxVersion, "MinAPIVersion": minVersion, "Arch": architecture(), "Os": "linux", "GoVersion": runtime.Version(),
+				"GitCommit": c.f.opts.Version, "KernelVersion": kernelRelease(), "Experimental": "false", "BuildTime": "",
+			},
+		}, {"Name": "sandboxd", "Version": c.f.opts.Version, "Details": map[string]string{}}},
+	})
+}
+
+func (c *call) getInfo() error {
+	all, err := c.f.api.ListSandboxes(c.ctx(), client.ListOptions{})
+	if err != nil {
+		return err
+	}
+	images, err := c.f.images(c.ctx())
+	if err != nil {
+		return err
+	}
+	sys, err := c.f.api.System(c.ctx())
+	if err != nil {
+		return err
+	}
+	var running, paused int
+	for i := range all {
+		switch all[i].State {
+		case api.StateRunning:
+			running++
+		case api.StatePaused:
+			paused++
+		case api.StateCreating, api.StateStopped, api.StateLost:
+		}
+	}
+	name, _ := os.Hostname()
+	var mem unix.Sysinfo_t
+	_ = unix.Sysinfo(&mem) // no memory is shown then
+	options := []string{"name=seccomp,profile=" + sys.Enforced.Seccomp, "name=userns", "name=rootless", "name=cgroupns"}
+	cgroup := "none"
+	if sys.Enforced.Memory == "cgroup" {
+		cgroup = "cgroupfs"
+	}
+	sum := sha256.Sum256([]byte(sys.DataDir))
+	return c.json(http.StatusOK, map[string]any{
+		"ID": hex.EncodeToString(sum[:16]), "Containers": len(all), "ContainersRunning": running, "ContainersPaused": paused, "ContainersStopped": len(all) - running - paused,
+		"Images": len(images), "Driver": "overlay2", "DriverStatus": [][2]string{}, "Plugins": map[string]any{"Volume": []string{"local"}, "Network": []string{"bridge", "none"}, "Authorization": nil, "Log": []string{"json-file"}},
+		"MemoryLimit": sys.Enforced.Memory == "cgroup", "SwapLimit": sys.Enforced.Memory == "cgroup", "CpuCfsPeriod": sys.Enforced.CPU == "cgroup", "CpuCfsQuota": sys.Enforced.CPU == "cgroup",
+		"CPUShares": sys.Enforced.CPU == "cgroup", "CPUSet": sys.Enforced.CPUSet == "cgroup", "PidsLimit": true, "IPv4Forwarding": true, "Debug": false, "NFd": 0, "OomKillDisable": false,
+		"NGoroutines": sys.Goroutines, "SystemTime": time.Now().Format(time.RFC3339Nano), "LoggingDriver": "json-file", "CgroupDriver": cgroup, "CgroupVersion": "2", "NEventsListener": 0,
+		"KernelVersion": kernelRelease(), "OperatingSystem": "sandboxd " + sys.Version, "OSVersion": "", "OSType": "linux", "Architecture": machine(), "IndexServerAddress": "https://index.docker.io/v1/",
+		"RegistryConfig": map[string]any{"InsecureRegistryCIDRs": []string{"127.0.0.0/8"}, "IndexConfigs": map[string]any{}, "Mirrors": []string{}},
+		"NCPU":           runtime.NumCPU(), "MemTotal": int64(mem.Totalram) * int64(mem.Unit), "GenericResources": nil, "DockerRootDir": sys.DataDir, "HttpProxy": "", "HttpsProxy": "", "NoProxy": "", //nolint:gosec // bytes of memory
+		"Name": name, "Labels": []string{}, "ExperimentalBuild": false, "ServerVersion": engineVersion, "Runtimes": map[string]any{"runc": map[string]string{"path": "sandboxd-launcher"}}, "DefaultRuntime": "runc",
+		"Swarm": map[string]any{"NodeID": "", "NodeAddr": "", "LocalNodeState": "inactive", "ControlAvailable": false, "Error": "", "RemoteManagers": nil}, "LiveRestoreEnabled": true, "Isolation": "",
+		"InitBinary": "sandboxd-init", "ContainerdCommit": map[string]string{"ID": ""}, "RuncCommit": map[string]string{"ID": ""}, "InitCommit": map[string]string{"ID": ""},
+		"SecurityOptions": options, "Warnings": sys.Enforced.Missing, "CDISpecDirs": nil,
+	})
+}
+
+// machine is the architecture as uname(1) has it.
+func machine() string {
+	return cmp.Or(map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[architecture()], architecture())
+}
+
+func (c *call) getDiskUsage() error {
+	du, err := c.f.api.DiskUsage(c.ctx())
+	if err != nil {
+		return err
+	}
+	all, err := c.f.api.ListSandboxes(c.ctx(), client.ListOptions{})
+	if err != nil {
+		return err
+	}
+	images, err := c.f.images(c.ctx())
+	if err != nil {
+		return err
+	}
+	sizes := map[string]int64{}
+	for i := range du.Files {
+		sizes[du.Files[i].ID] = du.Files[i].Bytes
+	}
+	containers := []summary{}
+	used := map[string]int{}
+	for i := range all {
+		row := c.f.summary(&all[i], stateOf(&all[i]))
+		row.SizeRw = sizes[all[i].ID]
+		containers = append(containers, row)
+		used[all[i].ImageDigest]++
+	}
+	shown := []map[string]any{}
+	for i := range images {
+		img := &images[i]
+		tags, digests := img.tags()
+		shown = append(shown, map[string]any{
+			"Id": img.id, "ParentId": "", "RepoTags": tags, "RepoDigests": digests, "Created": img.image.PulledAt.Unix(),
+			"Size": img.image.SharedSize + img.image.UniqueSize, "SharedSize": img.image.SharedSize, "Labels": map[string]string{}, "Containers": used[img.id],
+		})
+	}
+	return c.json(http.StatusOK, map[string]any{"LayersSize": du.Images.Bytes, "Images": shown, "Containers": containers, "Volumes": []any{}, "BuildCache": []any{}, "BuilderSize": du.BuildCache.Bytes})
+}
+
+// eventNames are Docker's names of what happens to objects.
+var eventNames = map[api.EventType]map[api.EventAction][]string{
+	api.EventSandbox: {
+		api.ActionCreated: {"create"}, api.ActionStarted: {"start"}, api.ActionPaused: {"pause"}, api.ActionResumed: {"unpause"},
+		api.ActionUpdated: {"update"}, api.ActionRenamed: {"rename"}, api.ActionStopped: {"die"}, api.ActionDeleted: {"destroy"},
+	},
+	api.EventExec:  {api.ActionStarted: {"exec_start"}, api.ActionEnded: {"exec_die"}},
+	api.EventImage: {api.ActionPulled: {"pull"}, api.ActionPushed: {"push"}, api.ActionImported: {"load"}, api.ActionTagged: {"tag"}, api.ActionRemoved: {"untag"}},
+}
+
+func (c *call) getEvents() error {
+	want, err := c.filters("config", "container", "daemon", "event", "image", "label", "label!", "network", "node", "plugin", "scope", "secret", "service", "type", "volume")
+	if err != nil {
+		return err
+	}
+	opts := client.EventOptions{Follow: true, Filters: []string{"type=sandbox", "type=exec", "type=image"}}
+	none := 0
+	opts.Last = &none
+	if s := c.q.Get("since"); s != "" {
+		if opts.Since, err = parseTime(s); err != nil {
+			return err
+		}
+		opts.Last = nil
+	}
+	if s := c.q.Get("until"); s != "" {
+		if opts.Until, err = parseTime(s); err != nil {
+			return err
+		}
+		opts.Follow = opts.Until.After(time.Now())
+	}
+	c.w.Header().Set("Content-Type", "application/json")
+	c.w.WriteHeader(http.StatusOK)
+	c.flush()
+	err = c.f.api.Events(c.ctx(), opts, func(e api.Event) error {
+		for _, name := range eventNames[e.Type][e.Action] {
+			if err := c.sendEvent(want, &e, name); err != nil {
+				return err
+			}
+		}
+		if e.Type == api.EventSandbox && e.Action == api.ActionCreated && e.State == api.StateRunning {
+			return c.sendEvent(want, &e, "start")
+		}
+		return nil
+	})
+	if err != nil && c.ctx().Err() == nil {
+		c.f.log.Info("events broke off", "error", err)
+		panic(http.ErrAbortHandler) // the client connects again
+	}
+	return errAnswered
+}
+
+func (c *call) sendEvent(want filters, e *api.Event, action string) error {
+	typ, id, attributes := "container", containerID(e.Object), map[string]string{"image": shorter(e.Image), "name": e.Name}
+	switch e.Type {
+	case api.EventExec:
+		id = containerID(e.Sandbox)
+		attributes = map[string]string{"execID": execID(e.Sandbox, e.Object)}
+		if action == "exec_start" {
+			action += ": " + e.Program
+		}
+	case api.EventImage:
+		typ, id = "image", shorter(e.Object)
+		attributes = map[string]string{"name": shorter(e.Object)}
+	case api.EventSandbox, api.EventPort, api.EventBuild, api.EventSnapshot, api.EventSecret:
+		for k, v := range e.Labels {
+			if !strings.HasPrefix(k, reserved) {
+				attributes[k] = v
+			}
+		}
+	}
+	if e.Code != nil {
+		attributes["exitCode"] = strconv.Itoa(*e.Code)
+	}
+	if e.From != "" && action == "rename" {
+		attributes["oldName"] = "/" + e.From
+	}
+	bare, _, _ := strings.Cut(action, ":")
+	if !want.has("type", func(w string) bool { return w == typ }) || !want.has("event", func(w string) bool { return w == action || w == bare }) ||
+		!want.has("container", func(w string) bool {
+			return typ == "container" && (strings.HasPrefix(id, w) || strings.TrimPrefix(w, "/") == e.Name)
+		}) ||
+		!want.has("image", func(w string) bool {
+			return normalize(w) == normalize(cmp.Or(attributes["image"], attributes["name"]))
+		}) ||
+		!want.labels(attributes) {
+		return nil
+	}
+	doc := map[string]any{
+		"Type": typ, "Action": action, "Actor": map[string]any{"ID": id, "Attributes": attributes}, "scope": "local", "time": e.Time.Unix(), "timeNano": e.Time.UnixNano(),
+		"status": action, "id": id,
+	}
+	if typ == "container" {
+		doc["from"] = attributes["image"]
+	}
+	if err := c.encode(doc); err != nil {
+		return err
+	}
+	c.flush()
+	return nil
+}
+
+func (c *call) postAuth() error {
+	return statusf(http.StatusNotImplemented, "credentials are not checked here: log in with docker login of another host, or write them to ~/.docker/config.json; "+
+		"clients send them with each pull and push")
+}
+
+// getStats sends the kernel's counters once, or every second.
+func (c *call) getStats() error {
+	sb, err := c.container()
+	if err != nil {
+		return err
+	}
+	stream := c.q.Get("stream") == "" || c.bool("stream")
+	var before container.StatsResponse
+	c.w.Header().Set("Content-Type", "application/json")
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	first := true
+	for {
+		now, err := c.f.stats(c.ctx(), sb)
+		if err != nil {
+			if first {
+				return err
+			}
+			return errAnswered
+		}
+		if first && !stream && !c.bool("one-shot") { // the difference of two makes a rate
+			before = now
+			select {
+			case <-tick.C:
+			case <-c.ctx().Done():
+				return errAnswered
+			}
+			if now, err = c.f.stats(c.ctx(), sb); err != nil {
+				return err
+			}
+		}
+		now.PreRead, now.PreCPUStats = before.Read, before.CPUStats
+		if err := c.encode(now); err != nil || !stream {
+			return errAnswered
+		}
+		c.flush()
+		first, before = false, now
+		select {
+		case <-tick.C:
+		case <-c.ctx().Done():
+			return errAnswered
+		}
+	}
+}
+
+func (f *Face) stats(ctx context.Context, sb *api.Sandbox) (container.StatsResponse, error) {
+	out := container.StatsResponse{ID: containerID(sb.ID), Name: "/" + sb.Name, Read: time.Now().UTC()}
+	st, err := f.api.Stats(ctx, sb.ID)
+	if errors.Is(err, &api.Problem{Code: api.CodeConflict}) { // it does not run
+		return out, nil
+	}
+	if err != nil {
+		return out, err
+	}
+	count := func(n *int64) uint64 {
+		if n == nil || *n < 0 {
+			return 0
+		}
+		return uint64(*n)
+	}
+	nanos := func(ms *float64) uint64 {
+		if ms == nil || *ms < 0 {
+			return 0
+		}
+		return uint64(*ms * 1e6)
+	}
+	if m := st.Memory; m != nil {
+		out.MemoryStats = container.MemoryStats{Usage: count(m.Current), MaxUsage: count(m.Peak), Limit: count(m.Limit), Stats: map[string]uint64{}}
+	}
+	if p := st.Pids; p != nil {
+		out.PidsStats = container.PidsStats{Current: count(p.Current), Limit: count(p.Limit)}
+	}
+	if cpu := st.CPU; cpu != nil {
+		out.CPUStats.CPUUsage = container.CPUUsage{TotalUsage: nanos(cpu.UsageMS), UsageInKernelmode: nanos(cpu.SystemMS), UsageInUsermode: nanos(cpu.UserMS)}
+		out.CPUStats.ThrottlingData = container.ThrottlingData{ThrottledPeriods: count(cpu.Throttled), ThrottledTime: nanos(cpu.ThrottledMS)}
+	}
+	out.CPUStats.OnlineCPUs = uint32(runtime.NumCPU()) //nolint:gosec // a few
+	var now unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) == nil {
+		out.CPUStats.SystemUsage = uint64(now.Nano()) * uint64(out.CPUStats.OnlineCPUs) //nolint:gosec // since the boot
+	}
+	for i := range st.IO {
+		major, minor, _ := strings.Cut(st.IO[i].Device, ":")
+		ma, _ := strconv.ParseUint(major, 10, 64)
+		mi, _ := strconv.ParseUint(minor, 10, 64)
+		out.BlkioStats.IoServiceBytesRecursive = append(out.BlkioStats.IoServiceBytesRecursive,
+			container.BlkioStatEntry{Major: ma, Minor: mi, Op: "read", Value: count(&st.IO[i].ReadBytes)}, container.BlkioStatEntry{Major: ma, Minor: mi, Op: "write", Value: count(&st.IO[i].WriteBytes)})
+	}
+	if n := st.Network; n != nil {
+		out.Networks = map[string]container.NetworkStats{"eth0": {RxBytes: count(&n.BytesIn), TxBytes: count(&n.BytesOut)}}
+	}
+	return out, nil
+}
+
+// networkID returns the ID of a network, which has nothing but its name.
+func networkID(name string) string {
+	sum := sha256.Sum256([]byte("network " + name))
+	return hex.EncodeToString(sum[:])
+}
+
+// networkDoc describes a network.
+func (f *Face) networkDoc(name, driver string, members []api.NetworkMember) map[string]any {
+	containers := map[string]any{}
+	for i := range members {
+		m := &members[i]
+		if m.State != api.StateRunning {
+			continue
+		}
+		address := ""
+		if m.Address != "" {
+			address = m.Address + "/15"
+		}
+		containers[containerID(m.ID)] = map[string]string{"Name": m.Name, "EndpointID": networkID(name + m.ID), "MacAddress": "", "IPv4Address": address, "IPv6Address": ""}
+	}
+	return map[string]any{
+		"Name": name, "Id": networkID(name), "Created": timeText(time.Time{}), "Scope": "local", "Driver": driver, "EnableIPv4": true, "EnableIPv6": false,
+		"IPAM": map[string]any{"Driver": "default", "Options": nil, "Config": []any{}}, "Internal": f.opts.Network.Mode == api.NetworkNone || f.opts.Network.Mode == "", "Attachable": false, "Ingress": false,
+		"ConfigFrom": map[string]string{"Network": ""}, "ConfigOnly": false, "Containers": containers, "Options": map[string]string{}, "Labels": map[string]string{},
+	}
+}
+
+func (f *Face) networks(ctx context.Context) ([]map[string]any, error) {
+	all, err := f.api.NamedNetworks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var bridge []api.NetworkMember
+	out := []map[string]any{}
+	for i := range all {
+		if all[i].Name == "bridge" {
+			bridge = all[i].Sandboxes
+			continue
+		}
+		out = append(out, f.networkDoc(all[i].Name, "bridge", all[i].Sandboxes))
+	}
+	return append([]map[string]any{f.networkDoc("bridge", "bridge", bridge), f.networkDoc("none", "null", nil)}, out...), nil
+}
+
+func (c *call) getNetworks() error {
+	want, err := c.filters("dangling", "driver", "id", "label", "label!", "name", "scope", "type")
+	if err != nil {
+		return err
+	}
+	all, err := c.f.networks(c.ctx())
+	if err != nil {
+		return err
+	}
+	all = slices.DeleteFunc(all, func(n map[string]any) bool {
+		name, _ := n["Name"].(string)
+		id, _ := n["Id"].(string)
+		driver, _ := n["Driver"].(string)
+		builtin := name == "bridge" || name == "none"
+		return !want.has("name", func(w string) bool { return strings.Contains(name, w) }) || !want.has("id", func(w string) bool { return strings.HasPrefix(id, w) }) ||
+			!want.has("driver", func(w string) bool { return w == driver }) || !want.has("scope", func(w string) bool { return w == "local" }) || !want.labels(nil) ||
+			!want.has("type", func(w string) bool { return w == "builtin" && builtin || w == "custom" && !builtin }) ||
+			!want.has("dangling", func(w string) bool { return !truth(w) })
+	})
+	return c.json(http.StatusOK, all)
+}
+
+func (c *call) getNetwork() error {
+	all, err := c.f.networks(c.ctx())
+	if err != nil {
+		return err
+	}
+	for _, n := range all {
+		id, _ := n["Id"].(string)
+		if n["Name"] == c.args[0] || isHex(c.args[0]) && strings.HasPrefix(id, c.args[0]) {
+			return c.json(http.StatusOK, n)
+		}
+	}
+	return statusf(http.StatusNotFound, "network %s not found", clip(c.args[0]))
+}
+
+func refusal(status int, message string) func(*call) error {
+	return func(*call) error { return statusf(status, "%s", message) }
+}
+
+func document(v any) func(*call) error {
+	return func(c *call) error { return c.json(http.StatusOK, v) }
+}
+
+const (
+	noSwarm    = "This node is not a swarm manager. Use \"docker swarm init\" or \"docker swarm join\" to connect this node to swarm and try again."
+	noSwarms   = "there are no swarms: containers run on this host"
+	noPlugins  = "there are no plugins"
+	noNetworks = "networks are not made by themselves yet: one exists while a container is in it (--network NAME)"
+	noSearch   = "registries are not searched: pull an image by its name"
+)
+
+// routes is the table of all requests.
+func routes() []route {
+	r := func(method, pattern string, handle func(*call) error) route {
+		return route{method: method, pattern: pattern, handle: handle}
+	}
+	table := []route{
+		r("GET", "/_ping", (*call).ping),
+		r("GET", "/version", (*call).getVersion),
+		r("GET", "/info", (*call).getInfo),
+		r("GET", "/system/df", (*call).getDiskUsage),
+		r("GET", "/events", (*call).getEvents),
+		r("POST", "/auth", (*call).postAuth),
+
+		r("GET", "/containers/json", (*call).getContainers),
+		r("POST", "/containers/create", (*call).postCreate),
+		r("POST", "/containers/prune", (*call).postContainersPrune),
+		r("GET", "/containers/{id}/json", (*call).getContainer),
+		r("GET", "/containers/{id}/top", (*call).getTop),
+		r("GET", "/containers/{id}/logs", (*call).getLogs),
+		r("GET", "/containers/{id}/changes", (*call).getChanges),
+		r("GET", "/containers/{id}/export", (*call).getExport),
+		r("GET", "/containers/{id}/stats", (*call).getStats),
+		r("GET", "/containers/{id}/archive", (*call).getArchive),
+		r("PUT", "/containers/{id}/archive", (*call).putArchive),
+		r("POST", "/containers/{id}/start", (*call).postStart),
+		r("POST", "/containers/{id}/stop", (*call).postStop),
+		r("POST", "/containers/{id}/restart", (*call).postRestart),
+		r("POST", "/containers/{id}/kill", (*call).postKill),
+		r("POST", "/containers/{id}/pause", (*call).postPause),
+		r("POST", "/containers/{id}/unpause", (*call).postUnpause),
+		r("POST", "/containers/{id}/rename", (*call).postRename),
+		r("POST", "/containers/{id}/update", (*call).postUpdate),
+		r("POST", "/containers/{id}/resize", (*call).postResize),
+		r("POST", "/containers/{id}/attach", (*call).postAttach),
+		r("GET", "/containers/{id}/attach/ws", refusal(http.StatusNotImplemented, "attach over WebSocket is not offered: POST /containers/{id}/attach")),
+		r("POST", "/containers/{id}/wait", (*call).postWait),
+		r("POST", "/containers/{id}/exec", (*call).postExec),
+		r("DELETE", "/containers/{id}", (*call).deleteContainer),
+		r("POST", "/exec/{id}/start", (*call).postExecStart),
+		r("POST", "/exec/{id}/resize", (*call).postExecResize),
+		r("GET", "/exec/{id}/json", (*call).getExec),
+
+		r("GET", "/images/json", (*call).getImages),
+		r("POST", "/images/create", (*call).postImagesCreate),
+		r("POST", "/images/load", (*call).postLoad),
+		r("POST", "/images/prune", (*call).postImagesPrune),
+		r("GET", "/images/search", refusal(http.StatusNotImplemented, noSearch)),
+		r("GET", "/images/get", (*call).getSave),
+		r("GET", "/images/{name}/get", (*call).getSave),
+		r("GET", "/images/{name}/json", (*call).getImage),
+		r("GET", "/images/{name}/history", (*call).getHistory),
+		r("POST", "/images/{name}/push", (*call).postPush),
+		r("POST", "/images/{name}/tag", (*call).postTag),
+		r("DELETE", "/images/{name}", (*call).deleteImage),
+		r("POST", "/commit", (*call).postCommit),
+		r("POST", "/build", (*call).postBuild),
+		r("POST", "/build/prune", document(map[string]any{"CachesDeleted": []string{}, "SpaceReclaimed": 0})),
+		r("POST", "/session", refusal(http.StatusNotFound, "page not found")),
+		r("POST", "/grpc", refusal(http.StatusNotFound, "page not found")),
+
+		r("GET", "/networks", (*call).getNetworks),
+		r("POST", "/networks/create", refusal(http.StatusNotImplemented, noNetworks)),
+		r("POST", "/networks/prune", document(map[string]any{"NetworksDeleted": []string{}})),
+		r("GET", "/networks/{id}", (*call).getNetwork),
+		r("DELETE", "/networks/{id}", refusal(http.StatusNotImplemented, noNetworks)),
+		r("POST", "/networks/{id}/connect", refusal(http.StatusNotImplemented, noNetworks)),
+		r("POST", "/networks/{id}/disconnect", refusal(http.StatusNotImplemented, noNetworks)),
+
+		r("GET", "/volumes", document(map[string]any{"Volumes": []any{}, "Warnings": nil})),
+		r("POST", "/volumes/create", refusal(http.StatusNotImplemented, noVolumes)),
+		r("POST", "/volumes/prune", document(map[string]any{"VolumesDeleted": []string{}, "SpaceReclaimed": 0})),
+		r("GET", "/volumes/{name}", func(c *call) error { return statusf(http.StatusNotFound, "get %s: no such volume", clip(c.args[0])) }),
+		r("DELETE", "/volumes/{name}", func(c *call) error { return statusf(http.StatusNotFound, "get %s: no such volume", clip(c.args[0])) }),
+
+		r("GET", "/plugins", document([]any{})),
+		r("GET", "/plugins/{name}/json", func(c *call) error { return statusf(http.StatusNotFound, "plugin %q not found", clip(c.args[0])) }),
+		r("GET", "/distribution/{name}/json", refusal(http.StatusNotImplemented, "registries are not asked for images that are not pulled")),
+		r("POST", "/swarm/init", refusal(http.StatusNotImplemented, noSwarms)),
+		r("POST", "/swarm/join", refusal(http.StatusNotImplemented, noSwarms)),
+		r("POST", "/swarm/leave", refusal(http.StatusServiceUnavailable, "This node is not part of a swarm")),
+		r("GET", "/swarm", refusal(http.StatusServiceUnavailable, noSwarm)),
+	}
+	for _, object := range []string{"nodes", "services", "tasks", "secrets", "configs"} {
+		table = append(table, r("GET", "/"+object, refusal(http.StatusServiceUnavailable, noSwarm)), r("GET", "/"+object+"/{name}", refusal(http.StatusServiceUnavailable, noSwarm)),
+			r("POST", "/"+object+"/create", refusal(http.StatusServiceUnavailable, noSwarm)), r("DELETE", "/"+object+"/{name}", refusal(http.StatusServiceUnavailable, noSwarm)))
+	}
+	for _, verb := range []string{"pull", "create"} {
+		table = append(table, r("POST", "/plugins/"+verb, refusal(http.StatusNotImplemented, noPlugins)))
+	}
+	return table
+}

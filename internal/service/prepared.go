@@ -1,0 +1,287 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// Bounds of prepared execs, which are in memory only, and of clients that wait for a start.
+const (
+	maxPrepared      = 64       // of one sandbox; older ones are dropped
+	maxPreparedBytes = 64 << 20 // of all, as far as arguments, environment and stdin go
+	maxUpcoming      = 64       // clients that wait for one start
+)
+
+// prepared is an exec that a client has described and not started, or whose start has failed.
+type prepared struct {
+	record ExecRecord
+	req    api.ExecRequest
+	size   int
+}
+
+// PrepareExec keeps the request for an exec, whose program [API.StartPrepared] starts. A daemon that
+// ends forgets it.
+func (s *API) PrepareExec(ref string, req api.ExecRequest) (ExecRecord, error) {
+	req.Detach = true
+	if err := validateExec(&req); err != nil {
+		return ExecRecord{}, err
+	}
+	lease, err := s.begin(ref) // it runs
+	if err != nil {
+		return ExecRecord{}, err
+	}
+	defer lease.End()
+	rec := &lease.Record
+	p := &prepared{req: req, size: len(req.Stdin)}
+	for _, text := range slices.Concat(req.Argv, req.Env) {
+		p.size += len(text)
+	}
+	p.record.Exec = api.Exec{
+		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: req.User, Cwd: req.Cwd, TTY: req.TTY,
+		Detached: true, StdinOpen: req.StdinOpen, State: api.ExecPrepared, StartedAt: time.Now().UTC(),
+	}
+	return p.record, s.execs.prepare(p)
+}
+
+func (e *execs) prepare(p *prepared) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	total := p.size
+	for _, of := range e.prepared {
+		for _, other := range of {
+			total += other.size
+		}
+	}
+	if total > maxPreparedBytes {
+		return class.Mark(runtime.ErrInUse, fmt.Errorf("prepare an exec: those that were not started have %d bytes, which is the most", maxPreparedBytes))
+	}
+	of := e.prepared[p.record.Sandbox]
+	if of == nil {
+		of = make(map[string]*prepared)
+		if e.prepared == nil {
+			e.prepared = make(map[string]map[string]*prepared)
+		}
+		e.prepared[p.record.Sandbox] = of
+	}
+	if len(of) >= maxPrepared {
+		var oldest *prepared
+		for _, other := range of {
+			if oldest == nil || other.record.StartedAt.Before(oldest.record.StartedAt) {
+				oldest = other
+			}
+		}
+		delete(of, oldest.record.ID)
+	}
+	of[p.record.ID] = p
+	return nil
+}
+
+// findPrepared returns a prepared exec, nil if there is none.
+func (e *execs) findPrepared(sandbox, id string) *prepared {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.prepared[sandbox][id]
+}
+
+// ExecRecordOf returns the record of an exec, also of one that is prepared or could not be started.
+func (s *API) ExecRecordOf(ref, id string) (ExecRecord, error) {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return ExecRecord{}, err
+	}
+	s.execs.mu.Lock()
+	var out ExecRecord
+	p := s.execs.prepared[rec.ID][id]
+	if p != nil {
+		out = p.record
+	}
+	s.execs.mu.Unlock()
+	if p != nil {
+		return out, nil
+	}
+	x, err := s.findExec(rec.ID, id)
+	if err != nil {
+		return ExecRecord{}, err
+	}
+	return x.Record(), nil
+}
+
+// StartPrepared starts the program of a prepared exec, as a detached one. If that fails the record
+// keeps the reason.
+func (s *API) StartPrepared(ctx context.Context, ref, id string, size api.TerminalSize) (ExecRecord, error) {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return ExecRecord{}, err
+	}
+	s.execs.mu.Lock()
+	p := s.execs.prepared[rec.ID][id]
+	fresh := p != nil && p.record.State == api.ExecPrepared
+	if fresh {
+		p.record.State = api.ExecRunning // of concurrent starts one succeeds
+	}
+	s.execs.mu.Unlock()
+	switch {
+	case p == nil:
+		if _, err := s.findExec(rec.ID, id); err != nil {
+			return ExecRecord{}, err
+		}
+		fallthrough
+	case !fresh:
+		return ExecRecord{}, class.Mark(runtime.ErrState, fmt.Errorf("start exec %s: it has been started already", class.Clip(id)))
+	}
+	req := p.req
+	if size.Rows > 0 && size.Cols > 0 {
+		req.Rows, req.Cols = size.Rows, size.Cols
+	}
+	started, err := s.detach(ctx, &rec, req, id, nil)
+	s.execs.mu.Lock()
+	defer s.execs.mu.Unlock()
+	if err == nil {
+		delete(s.execs.prepared[rec.ID], id)
+		return started, nil
+	}
+	p.req, p.size = api.ExecRequest{}, 0
+	p.record.State, p.record.Failure, p.record.EndedAt = api.ExecLost, failureOf(err), time.Now().UTC()
+	s.execs.dropUpcoming(upcomingKey{rec.ID, id})
+	return ExecRecord{}, err
+}
+
+// upcomingKey is a sandbox's id and the id of a prepared exec, or [api.MainExec].
+type upcomingKey struct{ sandbox, exec string }
+
+// Upcoming is a client that has attached to a program before its start, so that it misses nothing.
+type Upcoming struct {
+	execs   *execs
+	key     upcomingKey
+	hold    hold
+	started chan *Execution // closed without one if there will be no start
+}
+
+// Upcoming attaches to the next main process of a sandbox, or to a prepared exec. Close ends it.
+func (s *API) Upcoming(ref, exec string) (*Upcoming, error) {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return nil, err
+	}
+	key := upcomingKey{rec.ID, exec}
+	s.execs.mu.Lock()
+	defer s.execs.mu.Unlock()
+	if p := s.execs.prepared[rec.ID][exec]; exec != api.MainExec && (p == nil || p.record.State != api.ExecPrepared) {
+		return nil, class.Mark(class.ErrNoExec, fmt.Errorf("exec %q of sandbox %s: %w that is prepared and not started", class.Clip(exec), rec.Name, class.ErrNoExec))
+	}
+	if len(s.execs.upcoming[key]) >= maxUpcoming {
+		return nil, class.Mark(runtime.ErrInUse, fmt.Errorf("%d clients wait for that start, which is the most", maxUpcoming))
+	}
+	u := &Upcoming{execs: s.execs, key: key, started: make(chan *Execution, 1)}
+	if s.execs.upcoming == nil {
+		s.execs.upcoming = make(map[upcomingKey][]*Upcoming)
+	}
+	s.execs.upcoming[key] = append(s.execs.upcoming[key], u)
+	return u, nil
+}
+
+// errNotStarted is the error of a client that waited for a start which has failed, or will not be.
+var errNotStarted = class.Mark(class.ErrGone, errors.New("the program was not started"))
+
+// Wait returns the execution when it has started.
+func (u *Upcoming) Wait(ctx context.Context) (*Execution, error) {
+	select {
+	case x, ok := <-u.started:
+		if !ok {
+			return nil, errNotStarted
+		}
+		return x, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Close ends the wait. If the program has started it no longer waits for this client.
+func (u *Upcoming) Close() {
+	u.execs.mu.Lock()
+	if all := u.execs.upcoming[u.key]; slices.Contains(all, u) {
+		u.execs.upcoming[u.key] = slices.DeleteFunc(all, func(other *Upcoming) bool { return other == u })
+		if len(u.execs.upcoming[u.key]) == 0 {
+			delete(u.execs.upcoming, u.key)
+		}
+	}
+	u.execs.mu.Unlock()
+	select {
+	case x, ok := <-u.started:
+		if ok {
+			x.log.unhold(&u.hold)
+		}
+	default:
+	}
+}
+
+// deliver gives an execution whose output is not taken yet to those that wait for it.
+func (e *execs) deliver(x *Execution) {
+	key := upcomingKey{x.record.Sandbox, x.record.ID}
+	if x.main != nil {
+		key.exec = api.MainExec
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, u := range e.upcoming[key] {
+		x.log.hold(&u.hold)
+		u.started <- x
+	}
+	delete(e.upcoming, key)
+}
+
+// dropUpcoming ends the waits for a start that will not be. It needs mu.
+func (e *execs) dropUpcoming(key upcomingKey) {
+	for _, u := range e.upcoming[key] {
+		close(u.started)
+	}
+	delete(e.upcoming, key)
+}
+
+// forgetUpcoming ends all waits for programs of a sandbox that is deleted, and its prepared execs.
+func (e *execs) forgetUpcoming(sandbox string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.prepared, sandbox)
+	for key := range e.upcoming {
+		if key.sandbox == sandbox {
+			e.dropUpcoming(key)
+		}
+	}
+}
+
+// failMain ends the waits for the main process of a sandbox whose start has failed.
+func (e *execs) failMain(sandbox string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.dropUpcoming(upcomingKey{sandbox, api.MainExec})
+}
+
+// awaitReaders waits until the clients that hold the output of a sandbox's main process have read
+// it, for as long as they read and no longer than a step.
+func (s *core) awaitReaders(id string) {
+	s.execs.mu.Lock()
+	x := s.execs.mains[id].x
+	s.execs.mu.Unlock()
+	if x == nil {
+		return
+	}
+	timer := time.NewTimer(stepTimeout)
+	defer timer.Stop()
+	for changed := x.log.held(); changed != nil; changed = x.log.held() {
+		select {
+		case <-changed:
+		case <-timer.C:
+			return
+		case <-s.execs.ctx.Done():
+			return
+		}
+	}
+}
