@@ -97,6 +97,14 @@ func Run(fd, proc, filter int, confine *guest.Confinement) error {
 	if err := dropInheritable(); err != nil {
 		return fmt.Errorf("drop inheritable capabilities: %w", err)
 	}
+	// Programs see this one, and init's is another.
+	seen, err := openProc()
+	if err == nil {
+		err = errors.Join(checkProc(seen), unix.Close(seen))
+	}
+	if err != nil {
+		return fmt.Errorf("look at /proc: %w", err)
+	}
 	ids, err := countIDs(unix.AT_FDCWD, "/proc/self/uid_map")
 	if err != nil {
 		return err
@@ -177,7 +185,7 @@ func holdThreads(n int) {
 // Serve is the part of Run that a test binary can do to itself. Only tests call it: the steps
 // before it in Run protect init from the sandbox.
 func Serve(fd, filter int, confine *guest.Confinement) error {
-	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	proc, err := openProc()
 	if err != nil {
 		return fmt.Errorf("open /proc: %w", err)
 	}
@@ -330,6 +338,10 @@ func catchSignals() error {
 		}
 	}
 	return nil
+}
+
+func openProc() (int, error) {
+	return unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 }
 
 // checkProc refuses another file than a procfs of this PID namespace. One of another namespace
