@@ -132,8 +132,8 @@ func TestHostOutOfMemory(t *testing.T) {
 	}
 }
 
-// Init's score follows the limit of memory, and what is forked before a program is raised is a
-// better target than init still.
+// Init's score follows the limit of memory, and children from before their program was raised are
+// better targets than init still.
 func TestInitsScoreFollowsTheLimit(t *testing.T) {
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})

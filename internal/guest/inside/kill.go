@@ -356,9 +356,10 @@ func (s *server) offer(pid string) {
 	_ = unix.Close(fd)
 }
 
-// lean takes init's value half way to that of programs, until settle is called. A new process begins
-// with init's, and what it starts before it is offered keeps that. So half of the difference is
-// between init and these, and half of it is left to init while it forks. The caller holds mu.
+// lean takes init's value half way to that of programs, until settle is called. A new process
+// begins with init's, and its children from before it is offered keep that. So half of the
+// difference is between init and these, and half of it is left to init while it forks. The caller
+// holds mu.
 func (s *server) lean() (settle func()) {
 	own := s.readScore()
 	leaned := (own + offered) / 2

@@ -68,8 +68,8 @@ type server struct {
 const requestTimeout = 10 * time.Second
 
 // Run is the whole of sandboxd-init. It serves the guest protocol on the listening socket that is
-// inherited as descriptor fd, and returns only if it cannot start. Descriptor writable is a procfs that
-// is mounted nowhere: the one at /proc is read-only.
+// inherited as descriptor fd, and returns only if it cannot start. Descriptor writable is a procfs
+// that is mounted nowhere: the one at /proc is read-only.
 //
 // Its seccomp filter comes from descriptor filter (see [guest.FilterArg]); -1 means that the
 // launcher neither sends one nor waits for an answer. If confine is not nil, Landlock confines
