@@ -58,7 +58,8 @@ type MemoryStats struct {
 	SwapPeak *int64 `json:"swap_peak,omitempty"` // since Linux 6.5
 	OOMKills *int64 `json:"oom_kills,omitempty"` // processes killed by the out-of-memory killer
 	Limit    *int64 `json:"limit,omitempty"`     // limits.memory; absent if the kernel does not enforce it
-	// Exceeded is the reason why the sandbox was ended, if it was ended for memory that no limit counts.
+	// Exceeded is the reason why the sandbox was ended, if it was ended for memory that no limit
+	// counts.
 	Exceeded string `json:"exceeded,omitempty"`
 }
 

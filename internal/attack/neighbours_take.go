@@ -159,7 +159,7 @@ func buffers() []Resource {
 		{Name: "connection-timestamps", Pool: OfHost, Bound: 64, Stops: ofFiles, Empty: []string{"ENOBUFS", "ENOMEM"}, Want: want(Nothing), take: until(func(int) error {
 			return unreadTimestamps(64 << 10)
 		})},
-		// Pages that are sent from where they are, in KiB, count for the user, who has as many as he may lock.
+		// Pages that are sent without a copy, in KiB, count for the user up to the limit of locked memory.
 		{Name: "pages-under-way", Pool: OfUser, Bound: 1024, Refused: []string{"ENOPROTOOPT"}, Empty: []string{"ENOBUFS"}, Want: wantOf(OfUser, 0, nil), Stops: ofFiles, take: pagesUnderWay},
 		memory("landlock-rulesets", 200, one(func() (int, error) {
 			attr := unix.LandlockRulesetAttr{Handled_access_fs: unix.LANDLOCK_ACCESS_FS_EXECUTE}

@@ -31,8 +31,8 @@ func ParseFilterArg(args []string) (fd int, rest []string, err error) {
 	return fd, args[1:], nil
 }
 
-// ProcFD is the descriptor on which init inherits a procfs of its PID namespace. That one is mounted
-// nowhere, and writable; the one at /proc is not.
+// ProcFD is the descriptor on which init inherits a procfs of its PID namespace. It is mounted
+// nowhere, and writable, as the one at /proc is not.
 const ProcFD = 4
 
 // Confinement tells init how to apply Landlock to programs.

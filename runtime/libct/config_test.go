@@ -131,9 +131,9 @@ func TestScoreOfInit(t *testing.T) {
 		change func(*Host, *runtime.Spec)
 		want   int
 	}{
-		"a limit of its own": {func(_ *Host, s *runtime.Spec) { s.Limits.Memory = 1 << 30 }, 984},
+		"a limit of its own": {func(_ *Host, s *runtime.Spec) { s.Limits.Memory = 1 << 30 }, 968},
 		"a large one":        {func(_ *Host, s *runtime.Spec) { s.Limits.Memory = 1 << 40 }, 999},
-		"a small one":        {func(_ *Host, s *runtime.Spec) { s.Limits.Memory = 32 << 20 }, 500},
+		"a small one":        {func(_ *Host, s *runtime.Spec) { s.Limits.Memory = 64 << 20 }, 500},
 		"the smallest":       {func(_ *Host, s *runtime.Spec) { s.Limits.Memory = 1 << 20 }, 0},
 		"a raised launcher":  {func(h *Host, s *runtime.Spec) { h.Score, s.Limits.Memory = 700, 1<<20 }, 700},
 		"no cgroup":          {func(h *Host, _ *runtime.Spec) { h.Cgroup = false }, 1000},

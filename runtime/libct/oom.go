@@ -18,14 +18,14 @@ import (
 // of the host do, and the largest one first. No program can lower its value: /proc is read-only for
 // it. Init raises that of each program that it starts. Its own is lower where the limit of the
 // sandbox can be met, because the sandbox ends with it. It is lower by no more than it needs: a
-// program that forks before it is raised leaves children with init's value.
+// program that forks before it is raised leaves children with a value half way to init's.
 
 // offered is the oom_score_adj of programs.
 const offered = 1000
 
 // initMemory is the memory in bytes by which a program may be smaller than init and still ends
 // before it: several times what init takes.
-const initMemory = 16 << 20
+const initMemory = 32 << 20
 
 // scoreOfInit returns the oom_score_adj of a sandbox's init. No process may have a lower value than
 // root of the host gave the launcher.

@@ -17,9 +17,9 @@ import (
 // Memory of unread messages (docs/decisions/0030).
 //
 // Answers that wait in netlink sockets, and errors that wait in those of UDP, are memory that no
-// cgroup counts (Linux 6.18) and no limit bounds: one process takes a GiB in a second. Programs need
-// both kinds of sockets, to list interfaces and to look up names. The kernel lists the sockets of a
-// network namespace with what waits in them, so the launcher ends the sandbox that has too much.
+// cgroup counts (Linux 6.18) and no limit bounds: one process takes a GiB in a second. Programs
+// need both kinds of sockets, to list interfaces and to look up names. The kernel lists the sockets
+// of a network namespace with the bytes that wait, so the launcher ends the sandbox with too many.
 
 const (
 	// maxUnread is the memory in bytes of the unread messages of a sandbox.

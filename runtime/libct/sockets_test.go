@@ -80,7 +80,8 @@ func TestUnreadIsLookedAtAsTheKernelGrows(t *testing.T) {
 		subjects: map[string]func(){"one": func() { looks++ }},
 		running:  true,
 	}
-	base, ok := int64(0), true
+	var base int64
+	var ok bool
 	for i, c := range []struct {
 		now   int64
 		err   error

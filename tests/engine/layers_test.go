@@ -208,10 +208,10 @@ var standsBehind = func() map[string]string {
 	all := map[string]string{
 		"int80-abi":            "the list of architectures, which a filter without rules has too",
 		"exec-file-capability": "nosuid and no_new_privs",
-		"touch-device":         "the host's device nodes are mounted read-only",
 		"mount-sysfs":          "a sysfs that shows more than the one that is mounted (mount_too_revealing)",
 	}
 	for reason, names := range map[string][]string{
+		"the host's device nodes are mounted read-only": {"touch-device", "touch-device-by-descriptor"},
 		"max_*_namespaces are 0 in a sandbox": {
 			"clone-cgroup", "clone-ipc", "clone-net", "clone-pid", "clone-user", "clone-user-high-bits", "clone3-time", "clone3-user",
 			"unshare-cgroup", "unshare-ipc", "unshare-net", "unshare-pid", "unshare-time", "unshare-user",

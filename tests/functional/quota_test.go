@@ -45,6 +45,11 @@ import mmap
 f = open("/root/m", "w+b"); f.truncate(4 << 30); m = mmap.mmap(f.fileno(), 4 << 30)
 for i in range(1 << 20): m[i * 4096] = 1'`,
 	"mapped and deleted": mappedAndDeleted,
+	"nameless": `python3 -c '
+import os
+zeros = os.open("/dev/zero", os.O_RDONLY); held = []
+for i in range(900):
+    fd = os.open("/root", os.O_TMPFILE | os.O_RDWR, 0o600); os.sendfile(fd, zeros, 0, 4 << 20) or os.write(fd, b"x" * (4 << 20)); held.append(fd)'`,
 }
 
 // mappedAndDeleted keeps files in mappings alone.

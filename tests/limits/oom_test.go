@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // With oom_group the kernel ends the sandbox as a whole, and it says why.
@@ -130,3 +131,43 @@ func TestHostOutOfMemory(t *testing.T) {
 	default:
 	}
 }
+
+// Init's score follows the limit of memory, and children from before their program was raised are
+// better targets than init still.
+func TestInitsScoreFollowsTheLimit(t *testing.T) {
+	d := shared(t)
+	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
+	scores := func() (init, least int) {
+		t.Helper()
+		said := s.Sh(t, "cat /proc/1/oom_score_adj; for i in 1 2 3 4 5 6 7 8; do sh -c 'cat /proc/self/oom_score_adj'; done")
+		for i, field := range strings.Fields(said) {
+			n, err := strconv.Atoi(field)
+			if err != nil {
+				t.Fatalf("scores %q", said)
+			}
+			switch {
+			case i == 0:
+				init, least = n, offered
+			case n < least:
+				least = n
+			}
+		}
+		return init, least
+	}
+	for _, c := range []struct{ limit, init int }{{64 * mib, 500}, {512 * mib, 937}, {128 * mib, 750}} {
+		mustPatch(t, d, s, api.LimitsUpdate{Memory: new(int64(c.limit))})
+		harness.Eventually(t, func() error { // while it forks, init has another one
+			init, least := scores()
+			if least < (offered+c.init)/2 {
+				t.Fatalf("with a limit of %d MiB one of the programs has %d", c.limit/mib, least)
+			}
+			if init != c.init {
+				return fmt.Errorf("with a limit of %d MiB init has %d", c.limit/mib, init)
+			}
+			return nil
+		})
+	}
+}
+
+// offered is the oom_score_adj of programs.
+const offered = 1000

@@ -83,8 +83,15 @@ func TestNoDescriptorLeaksIntoAnExec(t *testing.T) {
 		t.Errorf("control: with one more descriptor there are %q", open)
 	}
 	s.Sh(t, "echo of this sandbox >/mark")
+	s.Sh(t, "mkdir /links; for i in $(seq 0 15); do ln -s /proc/self/fd/$i /links/$i; ln -s /proc/1/fd/$i /links/init$i; done")
+	dirs := []string{"/dev/fd/4", "/proc/thread-self/fd/4", "/proc/1/fd/4", "/proc/1/task/1/fd/4"}
 	for fd := range 64 {
-		cwd := fmt.Sprintf("/proc/self/fd/%d", fd)
+		dirs = append(dirs, fmt.Sprintf("/proc/self/fd/%d", fd))
+	}
+	for fd := range 16 {
+		dirs = append(dirs, fmt.Sprintf("/links/%d", fd), fmt.Sprintf("/links/init%d", fd))
+	}
+	for _, cwd := range dirs {
 		// From wherever it is, enough dots lead to the sandbox's own root, which has its mark.
 		result, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"/bin/sh", "-c", "/bin/pwd -P; cat ../../../../../../../../mark"}, Cwd: cwd})
 		if err == nil && (!strings.HasPrefix(result.Stdout, "/") || !strings.HasSuffix(result.Stdout, "of this sandbox\n")) {

@@ -67,6 +67,40 @@ func TestTraceesOfInit(t *testing.T) {
 	}
 }
 
+// An exec's timeout ends what it started, in whichever way: processes without a first thread, those
+// of init's or of no parent that waits, traced and stopped ones, others' and unreadable ones.
+func TestTimeoutEndsOddTrees(t *testing.T) {
+	testenv.RequireUserNS(t)
+	d := harness.Start(t, harness.Options{})
+	for _, profile := range profiles(t, d) {
+		s := d.Create(t, api.CreateSandbox{Profile: profile})
+		path := foe(t, s)
+		for timeout := 1.0; ; timeout *= 4 { // where all of it has not started before it comes
+			got := s.Exec(t, api.ExecRequest{Argv: []string{path, "odd-tree"}, Timeout: timeout})
+			if !got.Exit.Timeout {
+				t.Fatalf("%s: it ended with %+v %s", profile, got.Exit, got.Stdout+got.Stderr)
+			}
+			list, err := d.Client(t).Processes(t.Context(), s.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range list {
+				if p.State != "Z" { // one that ended is init's to reap
+					t.Errorf("%s: a process lives on: %+v", profile, p)
+				}
+			}
+			if got.Stdout == "grown\n" {
+				break
+			} else if timeout > testenv.HungAfter.Seconds() {
+				t.Fatalf("%s: it has not started all: %q", profile, got.Stdout)
+			}
+		}
+		if now, err := s.Inspect(t.Context()); err != nil || now.State != api.StateRunning {
+			t.Errorf("%s: the sandbox: %+v, %v", profile, now, err)
+		}
+	}
+}
+
 // A program that changes a limit of init's keeps nothing alive beyond the timeout of its exec:
 // either all of the exec is ended, or the sandbox.
 func TestInitsLimitsKeepNothingAlive(t *testing.T) {

@@ -371,13 +371,12 @@ func (s *server) start(c *conn, r *guest.ExecRequest, cwd string, argv, env []st
 	if err := lowering(r.Limits); err != nil {
 		return nil, err
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(cwd, &st); err != nil {
+	// Not by its name, which the child would look up with init's descriptors (CVE-2024-21626).
+	dir, err := openPath(unix.AT_FDCWD, cwd, unix.O_DIRECTORY)
+	if err != nil {
 		return nil, fail(guest.StageCwd, err, cwd)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return nil, fail(guest.StageCwd, unix.ENOTDIR, cwd)
-	}
+	defer func() { _ = unix.Close(dir) }()
 	cred := &syscall.Credential{Uid: r.UID, Gid: r.GID, Groups: r.Groups}
 	if s.lonely {
 		// setgroups(2) always fails, also without any change.
@@ -389,7 +388,7 @@ func (s *server) start(c *conn, r *guest.ExecRequest, cwd string, argv, env []st
 		cred.NoSetGroups = true
 	}
 	attr := &syscall.ProcAttr{
-		Dir: cwd,
+		Dir: "/proc/self/fd/" + strconv.Itoa(dir),
 		Env: env,
 		// All other descriptors of init are close-on-exec.
 		Files: []uintptr{uintptr(files[0]), uintptr(files[1]), uintptr(files[2])},
@@ -449,7 +448,7 @@ func (s *server) diagnose(attr *syscall.ProcAttr, cwd string, r *guest.ExecReque
 		_, err := syscall.ForkExec("/"+strings.Repeat("x", guest.MaxPath), []string{"probe"}, &a)
 		return err
 	}
-	err := probe(cwd)
+	err := probe(attr.Dir)
 	if errors.Is(err, unix.ENAMETOOLONG) {
 		return nil
 	}
@@ -547,7 +546,9 @@ func (s *server) fork(c *conn, path string, argv []string, attr *syscall.ProcAtt
 			attr.Sys.PidFD = &p.pidfd
 		}
 		p.begun = time.Now()
+		settle := s.lean()
 		pid, err := s.forker.forkExec(path, argv, attr)
+		settle()
 		if err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -339,18 +340,55 @@ func readMark(dir int, path string) (string, error) {
 	return string(buf[:n]), nil
 }
 
+// offered is the oom_score_adj of programs, the highest.
+const offered = 1000
+
 // offer makes a new process, and everything that it starts from then on, a better target of the
 // kernel than init when the sandbox runs out of memory: with init the whole sandbox ends
 // (TestMemoryLimitSparesTheInit). The launcher decides how much better, by init's own value.
 // Programs could not take it back: they have no writable /proc.
 func (s *server) offer(pid string) {
-	fd, err := unix.Openat(s.proc, pid+"/oom_score_adj", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(s.writable, pid+"/oom_score_adj", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return // it has ended
 	}
-	_, _ = unix.Write(fd, []byte("1000"))
+	_, _ = unix.Write(fd, []byte(strconv.Itoa(offered)))
 	_ = unix.Close(fd)
 }
+
+// lean takes init's value half way to that of programs, until settle is called. A new process
+// begins with init's, and its children from before it is offered keep that. So half of the
+// difference is between init and these, and half of it is left to init while it forks. The caller
+// holds mu.
+func (s *server) lean() (settle func()) {
+	own := s.readScore()
+	leaned := (own + offered) / 2
+	if own < 0 || leaned == own {
+		return func() {}
+	}
+	s.writeScore(leaned)
+	return func() {
+		if s.readScore() == leaned { // else the launcher has set another one
+			s.writeScore(own)
+		}
+	}
+}
+
+// readScore returns init's own oom_score_adj, which is not negative; -1 if it cannot be read.
+func (s *server) readScore() int {
+	var text [8]byte
+	n, err := unix.Pread(s.score, text[:], 0)
+	if err != nil {
+		return -1
+	}
+	score, err := strconv.Atoi(strings.TrimSpace(string(text[:n])))
+	if err != nil {
+		return -1
+	}
+	return score
+}
+
+func (s *server) writeScore(score int) { _, _ = unix.Pwrite(s.score, []byte(strconv.Itoa(score)), 0) }
 
 // utsOf opens the UTS namespace of a child that cannot be reaped meanwhile, and returns its mark;
 // -1 and "" if the child has ended.

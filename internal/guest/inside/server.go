@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -43,6 +44,8 @@ type server struct {
 	poller   *poller     // waits where the runtime's cannot
 	reserve  int         // spare descriptor for turnAway; -1: lost for now
 	forker   *forker     // starts everything, and confines it
+	writable int         // procfs that is mounted nowhere; see offer
+	score    int         // init's own oom_score_adj
 
 	conns   chan struct{} // semaphore of connections; those beyond it are refused
 	dirs    atomic.Int32  // directories open in lists, removals, watches and archives
@@ -65,8 +68,8 @@ type server struct {
 const requestTimeout = 10 * time.Second
 
 // Run is the whole of sandboxd-init. It serves the guest protocol on the listening socket that is
-// inherited as descriptor fd, and returns only if it cannot start. Descriptor proc is its procfs: no
-// process with CAP_SYS_ADMIN can mount anything over it.
+// inherited as descriptor fd, and returns only if it cannot start. Descriptor writable is a procfs
+// that is mounted nowhere: the one at /proc is read-only.
 //
 // Its seccomp filter comes from descriptor filter (see [guest.FilterArg]); -1 means that the
 // launcher neither sends one nor waits for an answer. If confine is not nil, Landlock confines
@@ -77,7 +80,7 @@ const requestTimeout = 10 * time.Second
 //
 // The order matters: nothing of the sandbox runs before the first request, and everything that
 // could leak into a process, or let one reach init, is closed before that.
-func Run(fd, proc, filter int, confine *guest.Confinement) error {
+func Run(fd, writable, filter int, confine *guest.Confinement) error {
 	// A program may start a second init on a descriptor of its own. That is harmless (it has its
 	// starter's rights), but it must not be mistaken for process 1.
 	if err := checkListener(fd); err != nil {
@@ -105,7 +108,7 @@ func Run(fd, proc, filter int, confine *guest.Confinement) error {
 	if err != nil {
 		return fmt.Errorf("take a uid of its own: %w", err)
 	}
-	return serve(fd, proc, filter, confine, own)
+	return serve(fd, writable, filter, confine, own)
 }
 
 func checkListener(fd int) error {
@@ -177,16 +180,16 @@ func holdThreads(n int) {
 // Serve is the part of Run that a test binary can do to itself. Only tests call it: the steps
 // before it in Run protect init from the sandbox.
 func Serve(fd, filter int, confine *guest.Confinement) error {
-	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	writable, err := openProc()
 	if err != nil {
-		return fmt.Errorf("open /proc: %w", err)
+		return err
 	}
-	return serve(fd, proc, filter, confine, 0)
+	return serve(fd, writable, filter, confine, 0)
 }
 
-func serve(fd, proc, filter int, confine *guest.Confinement, own uint32) error {
-	if err := checkProc(proc); err != nil {
-		return fmt.Errorf("use descriptor %d: %w", proc, err)
+func serve(fd, writable, filter int, confine *guest.Confinement, own uint32) error {
+	if err := checkProc(writable); err != nil {
+		return fmt.Errorf("use descriptor %d: %w", writable, err)
 	}
 	if err := startPoller(); err != nil {
 		return fmt.Errorf("wait for events: %w", err)
@@ -217,6 +220,10 @@ func serve(fd, proc, filter int, confine *guest.Confinement, own uint32) error {
 	if s.forker, err = newForker(confine); err != nil {
 		return err
 	}
+	proc, err := openProc()
+	if err != nil {
+		return err
+	}
 	// Before the answer to the launcher: without room for threads the sandbox is not created, instead
 	// of ending at its first request.
 	spareThreads()
@@ -226,15 +233,18 @@ func serve(fd, proc, filter int, confine *guest.Confinement, own uint32) error {
 			return fmt.Errorf("tell the launcher: %w", err)
 		}
 	}
-	if err := closeOthers(proc, fd); err != nil {
+	if err := closeOthers(proc, fd, writable); err != nil {
 		return fmt.Errorf("close inherited descriptors: %w", err)
 	}
-	s.proc, s.lonely = proc, setgroupsDenied(proc)
+	s.proc, s.writable, s.lonely = proc, writable, setgroupsDenied(proc)
 	if s.ids, err = countIDs(proc, "self/uid_map"); err != nil {
 		return err
 	}
 	if s.pids, err = unix.Openat(proc, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("open /proc for reading: %w", err)
+	}
+	if s.score, err = unix.Openat(writable, "self/oom_score_adj", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("open own order of ending: %w", err)
 	}
 	if s.poller, err = newPoller(); err != nil {
 		return fmt.Errorf("wait for events: %w", err)
@@ -332,6 +342,19 @@ func catchSignals() error {
 	return nil
 }
 
+// openProc opens /proc once and for all. Later a process with CAP_SYS_ADMIN may have mounted
+// another file system there.
+func openProc() (int, error) {
+	fd, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open /proc: %w", err)
+	}
+	if err := checkProc(fd); err != nil {
+		return -1, fmt.Errorf("look at /proc: %w", err)
+	}
+	return fd, nil
+}
+
 // checkProc refuses another file than a procfs of this PID namespace. One of another namespace
 // would show foreign processes under these pids.
 func checkProc(fd int) error {
@@ -350,10 +373,10 @@ func checkProc(fd int) error {
 	return nil
 }
 
-// closeOthers closes inherited descriptors except the standard streams and the listening socket
+// closeOthers closes inherited descriptors except the standard streams and those that are kept
 // (CVE-2024-21626), and makes the rest close-on-exec. Descriptors of anonymous inodes stay: among
 // them is the Go runtime's poller.
-func closeOthers(proc, listener int) error {
+func closeOthers(proc int, kept ...int) error {
 	if err := unix.CloseRange(3, ^uint(0)>>1&0x7fffffff, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return err
 	}
@@ -369,7 +392,7 @@ func closeOthers(proc, listener int) error {
 	}
 	for _, name := range names {
 		n, err := strconv.Atoi(name)
-		if err != nil || n < 3 || n == proc || n == listener || n == dir {
+		if err != nil || n < 3 || n == proc || n == dir || slices.Contains(kept, n) {
 			continue
 		}
 		var buf [32]byte

@@ -109,6 +109,19 @@ var foes = map[string]func(args []string) error{
 			time.Sleep(10 * time.Millisecond) //nolint:forbidigo // a heartbeat
 		}
 	},
+	// Starts processes that are hard to find, in each way that the kernel has, says so, and stays.
+	"odd-tree": func([]string) error { return oddTree() },
+	// A process whose first thread has ended.
+	"leaderless": func([]string) error {
+		go func() { _ = hold() }()
+		goruntime.LockOSThread()
+		_, _, errno := unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
+		return errno
+	},
+	"stay": func([]string) error {
+		signal.Ignore(unix.SIGTERM, unix.SIGHUP, unix.SIGINT)
+		return hold()
+	},
 	// Prints what each call about process 1 comes to.
 	"calls": func([]string) error {
 		for _, c := range calls {
@@ -118,6 +131,74 @@ var foes = map[string]func(args []string) error{
 	},
 	// Uses up the epoll watches of its user, and holds them: each instance watches each eventfd.
 	"watches": useWatches,
+}
+
+// init has main run on the first thread, for "leaderless".
+func init() { goruntime.LockOSThread() }
+
+// oddTree returns only if it cannot start one of the processes.
+func oddTree() error {
+	// A file that is not readable, for a user who is not this one. Only root may start it.
+	const closed = "/tmp/closed"
+	program, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(closed, program, 0o711); err != nil { //nolint:gosec // others are to execute it
+		return err
+	}
+	for _, cmd := range []*exec.Cmd{
+		exec.Command("/proc/self/exe", "leaderless"),
+		exec.Command("/proc/self/exe", "stay"),
+		exec.Command(closed, "stay"),
+	} {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if cmd.Path == closed && os.Getuid() == 0 {
+			cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 1234, Gid: 1234}
+		}
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+	}
+	for _, how := range []struct {
+		flags  uintptr
+		traced bool
+	}{
+		{flags: unix.CLONE_PARENT},                // no child of its own
+		{flags: unix.CLONE_VFORK},                 // its parent's thread waits for it
+		{flags: 0, traced: true},                  // stopped for its tracer
+		{flags: unix.CLONE_PTRACE},                // traced if its parent is
+		{flags: unix.CLONE_FILES | unix.CLONE_FS}, // shares what it can
+	} {
+		done := make(chan unix.Errno)
+		go func() {
+			goruntime.LockOSThread() // never unlocked: children end with their parent's thread, or hold it
+			if how.flags&unix.CLONE_VFORK != 0 {
+				close(done) // there is no answer before the child ends
+			}
+			pid, _, errno := unix.RawSyscall(unix.SYS_CLONE, how.flags|uintptr(unix.SIGCHLD), 0, 0)
+			if errno == 0 && pid == 0 { // nothing but system calls is safe in this child
+				_, _, _ = unix.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
+				if how.traced {
+					_, _, _ = unix.RawSyscall(unix.SYS_PTRACE, unix.PTRACE_TRACEME, 0, 0)
+					me, _, _ := unix.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
+					_, _, _ = unix.RawSyscall(unix.SYS_KILL, me, uintptr(unix.SIGUSR2), 0)
+				}
+				for {
+					_, _, _ = unix.RawSyscall6(unix.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
+				}
+			}
+			if how.flags&unix.CLONE_VFORK == 0 {
+				done <- errno
+			}
+			_ = hold()
+		}()
+		if errno := <-done; errno != 0 {
+			return errno
+		}
+	}
+	fmt.Println("grown")
+	return hold()
 }
 
 // hold never returns.
