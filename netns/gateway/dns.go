@@ -379,6 +379,7 @@ func (n *Network) endLookup() {
 // serveStream answers the messages of a TCP connection, one at a time.
 func (n *Network) serveStream(f *flow) error {
 	f.setProtocol("dns")
+	ends := Ends{"tcp", f.program(), f.dst}
 	for {
 		if err := f.waitHead(); err != nil {
 			return err
@@ -398,7 +399,7 @@ func (n *Network) serveStream(f *flow) error {
 			return err
 		}
 		f.headDone()
-		reply := n.waitAnswer(f, msg)
+		reply := n.waitAnswer(f, ends, msg)
 		if err := f.ctx.Err(); err != nil {
 			return err
 		} else if reply == nil {
@@ -412,9 +413,8 @@ func (n *Network) serveStream(f *flow) error {
 
 // waitAnswer returns the answer to a message of a stream. It takes a place among the questions of
 // its network when one is free, and answers SERVFAIL where the process has none.
-func (n *Network) waitAnswer(f *flow, msg []byte) []byte {
+func (n *Network) waitAnswer(f *flow, ends Ends, msg []byte) []byte {
 	var lookup func() []byte
-	ends := Ends{"tcp", f.program(), f.dst}
 	if reply := n.answer(msg, ends, 65535, func(l func() []byte) { lookup = l }); lookup == nil {
 		return reply
 	}

@@ -242,7 +242,7 @@ func (m *multiplex) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !answered {
 		x.answer(err)
 	}
-	m.tell(x.event)
+	m.tell(x.event) //nolint:contextcheck // a search ends with the network
 	m.isRecorded()
 	if answered && err != nil {
 		panic(http.ErrAbortHandler) // resets the stream: a part must not look like the whole

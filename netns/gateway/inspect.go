@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -29,29 +31,61 @@ type endpoint struct {
 	sessions tls.ClientSessionCache
 	open     atomic.Int64
 	h2       *h2
+
+	mu     sync.Mutex           // guards agreed
+	agreed map[agreement]string // protocols that servers have agreed to, at most maxSessions
+}
+
+// An agreement is the choice of a server between protocols.
+type agreement struct {
+	host    string
+	addr    netip.AddrPort
+	offered string
 }
 
 // hostRoots reads the certificates of the host once, for all networks of the process.
 var hostRoots = sync.OnceValues(x509.SystemCertPool)
 
 func newEndpoint(opts Options) *endpoint {
-	e := &endpoint{roots: opts.Roots, sessions: tls.NewLRUClientSessionCache(maxSessions), h2: newH2()}
+	e := &endpoint{roots: opts.Roots, sessions: tls.NewLRUClientSessionCache(maxSessions), h2: newH2(), agreed: make(map[agreement]string)}
 	if e.roots == nil {
 		e.roots, e.rootsErr = hostRoots()
 	}
 	return e
 }
 
+// agreedBefore returns the protocol that a server has agreed to the last time.
+func (e *endpoint) agreedBefore(a agreement) (protocol string, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	protocol, ok = e.agreed[a]
+	return protocol, ok
+}
+
+func (e *endpoint) remember(a agreement, protocol string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, ok := e.agreed[a]; !ok && len(e.agreed) >= maxSessions {
+		clear(e.agreed) // they only save time
+	}
+	e.agreed[a] = protocol
+}
+
 // An inspection is a flow whose TLS ends here, in both directions.
 //
 // Both sides speak the same version of HTTP: the server is asked first, for those that the client
 // offers, and the client gets the one that was agreed on. No request is translated from one version
-// to the other, which is where requests have been split.
+// to the other, which is where requests have been split. A server that was asked before is expected
+// to choose again what it did: the two handshakes go on side by side. If it has given HTTP/2 up, the
+// requests are refused, and the next connection gets what it chose.
 type inspection struct {
 	*flow
 	upstream *tls.Conn // nil if failed is set
 	failed   error     // every request is answered with it
 	offered  []string  // protocols of the client that can be read
+	// connecting is closed when upstream and failed are set; nil if they are before the handshake of
+	// the client goes on.
+	connecting chan struct{}
 }
 
 // inspect ends the TLS of a client, of which hello was read, and serves its requests.
@@ -67,8 +101,19 @@ func (f *flow) inspect(hello []byte, p *peer) error {
 		return err
 	}
 	client := tls.Server(conn, &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: i.configure})
-	if err := client.HandshakeContext(f.ctx); err != nil {
+	err := client.HandshakeContext(f.ctx)
+	if i.connecting != nil {
+		if err != nil {
+			f.cancel() // ends the attempt to connect
+		}
+		f.headDone()
+		<-i.connecting
+	}
+	if err != nil {
 		return fmt.Errorf("TLS handshake with the client: %w", err)
+	}
+	if err := f.abortedBy(); err != nil {
+		return err
 	}
 	f.headDone()
 	f.client.encrypt(client)
@@ -104,10 +149,23 @@ func (i *inspection) configure(hello *tls.ClientHelloInfo) (*tls.Config, error) 
 	if len(i.offered) == 0 {
 		return nil, refuse("the client offers no protocol that can be read")
 	}
-	i.headDone() // the client waits for us now
-	agreed := i.connectUpstream()
-	if err := i.abortedBy(); err != nil {
-		return nil, err
+	which := agreement{i.peer.host(i.dst), i.dst, strings.Join(i.offered, " ")}
+	agreed, known := i.n.tls.agreedBefore(which)
+	if known {
+		i.connecting = make(chan struct{})
+		go func() {
+			defer close(i.connecting)
+			i.expect(which, agreed)
+		}()
+	} else {
+		i.headDone() // the client waits for us now
+		agreed = i.connectUpstream()
+		if err := i.abortedBy(); err != nil {
+			return nil, err
+		}
+		if i.failed == nil {
+			i.n.tls.remember(which, agreed)
+		}
 	}
 	leaf, err := i.n.opts.CA.Leaf(i.peer.host(i.dst))
 	if err != nil {
@@ -125,6 +183,22 @@ func (i *inspection) configure(hello *tls.ClientHelloInfo) (*tls.Config, error) 
 		config.NextProtos = []string{agreed}
 	}
 	return config, i.waitHead()
+}
+
+// expect connects to a server that agreed to a protocol before.
+func (i *inspection) expect(which agreement, protocol string) {
+	agreed := i.connectUpstream()
+	if i.failed != nil || agreed == protocol {
+		return
+	}
+	i.n.tls.remember(which, agreed)
+	i.dropServer()
+	if protocol == protocolH1 { // which every server speaks
+		i.offered = []string{protocolH1}
+		i.connectUpstream()
+		return
+	}
+	i.failed = fmt.Errorf("%s has agreed to %s before, and now to %s; connect again", which.host, protocol, agreed)
 }
 
 func (i *inspection) sameName(sent string) bool {

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -796,5 +797,77 @@ rules:
 	defer response.Body.Close()
 	if body, err := io.ReadAll(response.Body); err != nil || string(body) != "/./x/../y" {
 		t.Errorf("unread: %q, %v", body, err)
+	}
+}
+
+// A server that was asked before is expected to choose the same version of HTTP, and its handshake
+// goes on beside that of the client. One that chooses HTTP/2 now is asked for HTTP/1. One that has
+// given HTTP/2 up gets no request. The next connection has the server's choice.
+func TestServerChoosesOtherwise(t *testing.T) {
+	for _, order := range [][2][]string{{{"h2", "http/1.1"}, {"http/1.1"}}, {{"http/1.1"}, {"h2", "http/1.1"}}} {
+		w := newInspected(t)
+		version := func(rw http.ResponseWriter, r *http.Request) { fmt.Fprint(rw, r.ProtoMajor) }
+		visit := func() (status int, body string) {
+			t.Helper()
+			c := w.trusting("h2", "http/1.1")
+			defer c.CloseIdleConnections()
+			q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://a.in.test/", http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := c.Do(q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Body.Close()
+			data, err := io.ReadAll(p.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p.StatusCode, string(data)
+		}
+		chosen := map[bool]string{true: "2", false: "1"}
+		w.secure("93.184.215.30:443", "a.in.test", version, order[0]...)
+		for range 2 {
+			if status, body := visit(); status != http.StatusOK || body != chosen[order[0][0] == "h2"] {
+				t.Errorf("%v: %d %q", order, status, body)
+			}
+		}
+		w.secure("93.184.215.30:443", "a.in.test", version, order[1]...)
+		if status, body := visit(); order[0][0] == "h2" && (status != http.StatusBadGateway || !strings.Contains(body, "connect again")) ||
+			order[0][0] != "h2" && (status != http.StatusOK || body != "1") {
+			t.Errorf("%v, at the change: %d %q", order, status, body)
+		}
+		for range 2 {
+			if status, body := visit(); status != http.StatusOK || body != chosen[order[1][0] == "h2"] {
+				t.Errorf("%v, after the change: %d %q", order, status, body)
+			}
+		}
+	}
+}
+
+// A server that fails while the client's handshake goes on is answered for as one that failed before.
+func TestServerFailsBesideTheClient(t *testing.T) {
+	for _, version := range []string{"h2", "http/1.1"} {
+		w := newInspected(t)
+		w.secure("93.184.215.30:443", "a.in.test", func(http.ResponseWriter, *http.Request) {}, version)
+		c := w.trusting(version)
+		fetch(t, c, "GET", "https://a.in.test/", nil)
+		c.CloseIdleConnections()
+		w.mu.Lock()
+		delete(w.servers, netip.MustParseAddrPort("93.184.215.30:443"))
+		w.mu.Unlock()
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://a.in.test/", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := c.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(p.Body)
+		if _ = p.Body.Close(); err != nil || p.StatusCode != http.StatusBadGateway || !strings.Contains(string(body), errNoHost.Error()) {
+			t.Errorf("%s: %d %q, %v", version, p.StatusCode, body, err)
+		}
 	}
 }

@@ -177,7 +177,7 @@ func TestQuestionsTakePlaces(t *testing.T) {
 	}
 	msg := question1(t, "more.cdn.test", dnsmessage.TypeA, true)
 	var r dnsmessage.Message
-	if err := r.Unpack(w.n.waitAnswer(&flow{n: w.n, ctx: t.Context()}, msg)); err != nil || r.RCode != dnsmessage.RCodeServerFailure || len(r.Questions) != 1 || !r.Response {
+	if err := r.Unpack(w.n.waitAnswer(&flow{n: w.n, ctx: t.Context()}, Ends{}, msg)); err != nil || r.RCode != dnsmessage.RCodeServerFailure || len(r.Questions) != 1 || !r.Response {
 		t.Errorf("one more over TCP: %+v, %v", r, err)
 	}
 	close(release)
