@@ -15,7 +15,6 @@ import (
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -134,9 +133,9 @@ func volumesAreShared(t *testing.T, d *harness.Daemon) {
 	if err != nil || len(v.Sandboxes) > 0 || v.Usage == nil || v.Usage.Inodes != 5 || v.Usage.Unknown != "" {
 		t.Errorf("%+v, %v", v, err)
 	}
-	if err := unix.Kill(d.System(t).Launcher, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	launcher := d.System(t).Launcher
+	kill9(t, launcher)
+	harness.Eventually(t, func() error { return gone(launcher) })
 	again := d.Create(t, api.CreateSandbox{Settings: withVolumes(volumeMount("shared", "/data"))})
 	if got := again.Sh(t, "cat /data/again"); got != "one\nroot\n" {
 		t.Errorf("after the launcher's death: %q", got)
