@@ -156,7 +156,7 @@ func (f facts) judgeDisk() api.Check {
 	c := api.Check{
 		Name: "disk", OK: f.dataErr == nil && f.diskErr == nil && f.freeBytes >= minFreeBytes && f.freeFiles >= minFreeFiles,
 		Found: fmt.Sprintf("%.1f GiB are free for the data directory", float64(f.freeBytes)/(1<<30)),
-		Means: "an image of the usual size cannot be unpacked, and what programs write soon meets a full disk; what a sandbox writes is not limited but by the disk",
+		Means: "an image of the usual size cannot be unpacked, and what programs write soon meets a full disk",
 		Remedy: "remove what is not needed (sandboxd images, sandboxd rmi), or choose a data directory on another disk with --data-dir, " +
 			"best one that nothing else needs",
 	}
@@ -168,6 +168,7 @@ func (f facts) judgeDisk() api.Check {
 	case f.freeFiles < minFreeFiles:
 		c.Found += fmt.Sprintf(", and %d files can be made", f.freeFiles)
 	}
+	c.Found += "; limits of sandboxes and volumes hold by counting"
 	return c
 }
 

@@ -277,11 +277,10 @@ func hasLabels(labels, wanted map[string]string) bool {
 
 // Volume returns one volume, and counts its files.
 func (s *API) Volume(ctx context.Context, name string) (api.Volume, error) {
-	rec, release, err := s.volumes.Hold(s.caller.Tenant, name)
+	rec, err := s.volumes.Get(s.caller.Tenant, name)
 	if err != nil {
 		return api.Volume{}, err
 	}
-	defer release()
 	v := shownVolume(&rec, s.volumeUsers(rec.Tenant)[rec.Name])
 	used, unknown, err := s.measureVolume(ctx, &rec)
 	v.Usage = &api.VolumeUsage{Bytes: used.Bytes, Inodes: used.Inodes, Unknown: unknown}

@@ -184,7 +184,7 @@ func (v *volumePlan) fill(volume, from int, there bool) error {
 		return err
 	}
 	defer unix.Close(dst)
-	c := copier{top: dst, room: v.Room, links: make(map[fileID]string), buf: make([]byte, 256<<10), zeros: make([]byte, 256<<10)}
+	c := copier{top: dst, room: v.Room, used: quota.Usage{Bytes: 4096, Inodes: 1}, links: make(map[fileID]string), buf: make([]byte, 256<<10), zeros: make([]byte, 256<<10)}
 	found, err := c.entries(src, dst, ".", 0)
 	if err != nil || !found && !v.New {
 		return err

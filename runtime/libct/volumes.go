@@ -35,7 +35,8 @@ import (
 type volumes struct {
 	mu     sync.Mutex
 	all    map[string]*volume
-	serial int // of removals
+	left   chan struct{} // closed at the end of the next archive; nil if nobody waits
+	serial int           // of removals
 }
 
 type volume struct {
@@ -43,6 +44,7 @@ type volume struct {
 	gate chan struct{}
 
 	// Guarded by volumes.mu.
+	gates   int // those who hold the gate or wait for it
 	users   map[*instance]volumeUser
 	readers int  // archives that are written of it
 	filling bool // an import
@@ -107,44 +109,75 @@ func (v *volumes) lock(ctx context.Context, id string) (*volume, error) {
 	if err := validVolume(id); err != nil {
 		return nil, err
 	}
-	for {
-		v.mu.Lock()
-		vol := v.all[id]
-		if vol == nil {
-			if v.all == nil {
-				v.all = make(map[string]*volume)
-			}
-			vol = &volume{gate: make(chan struct{}, 1), users: make(map[*instance]volumeUser)}
-			v.all[id] = vol
+	v.mu.Lock()
+	vol := v.all[id]
+	if vol == nil {
+		if v.all == nil {
+			v.all = make(map[string]*volume)
 		}
-		v.mu.Unlock()
-		select {
-		case vol.gate <- struct{}{}:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for volume %s, which another request holds: %w", id, context.Cause(ctx))
-		}
-		v.mu.Lock()
-		current := v.all[id] == vol
-		v.mu.Unlock()
-		if current {
+		vol = &volume{gate: make(chan struct{}, 1), users: make(map[*instance]volumeUser)}
+		v.all[id] = vol
+	}
+	vol.gates++
+	v.mu.Unlock()
+	select {
+	case vol.gate <- struct{}{}:
+		if ctx.Err() == nil { // or both came together
 			return vol, nil
 		}
-		<-vol.gate // removed meanwhile
+		<-vol.gate
+	case <-ctx.Done():
 	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	vol.gates--
+	v.forget(id, vol)
+	return nil, fmt.Errorf("wait for volume %s, which another request holds: %w", id, context.Cause(ctx))
 }
 
 // unlock gives the gate back, and forgets a volume that nothing uses.
 func (v *volumes) unlock(id string, vol *volume) {
-	v.mu.Lock()
-	v.forget(id, vol)
-	v.mu.Unlock()
 	<-vol.gate
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	vol.gates--
+	v.forget(id, vol)
 }
 
 // forget needs mu.
 func (v *volumes) forget(id string, vol *volume) {
-	if len(vol.users) == 0 && vol.readers == 0 && !vol.filling && v.all[id] == vol {
+	if vol.gates == 0 && len(vol.users) == 0 && vol.readers == 0 && !vol.filling && v.all[id] == vol {
 		delete(v.all, id)
+	}
+}
+
+// awaitArchives waits for the end of archives of a volume that are read or written: their client may
+// have given up, and the removal of what it has made be its last request.
+func (v *volumes) awaitArchives(ctx context.Context, vol *volume) error {
+	for {
+		v.mu.Lock()
+		if vol.readers == 0 && !vol.filling {
+			v.mu.Unlock()
+			return nil
+		}
+		if v.left == nil {
+			v.left = make(chan struct{})
+		}
+		left := v.left
+		v.mu.Unlock()
+		select {
+		case <-left:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// endArchive needs mu.
+func (v *volumes) endArchive() {
+	if v.left != nil {
+		close(v.left)
+		v.left = nil
 	}
 }
 
@@ -444,6 +477,10 @@ func (e *Engine) RemoveVolume(ctx context.Context, id string) error {
 		return fmt.Errorf("remove volume: %w", err)
 	}
 	defer e.volumes.unlock(id, vol)
+	// With the gate: no other use begins.
+	if err := e.volumes.awaitArchives(ctx, vol); err != nil {
+		return fmt.Errorf("remove volume: wait for its archive: %w", err)
+	}
 	e.volumes.mu.Lock()
 	if err := vol.busy(); err != nil {
 		e.volumes.mu.Unlock()
@@ -469,11 +506,10 @@ func (e *Engine) RemoveVolume(ctx context.Context, id string) error {
 
 // MeasureVolume counts the files of a volume.
 func (e *Engine) MeasureVolume(ctx context.Context, id string) (runtime.VolumeUsage, error) {
-	_, release, err := e.ReadVolume(ctx, id)
-	if err != nil {
+	if err := errors.Join(ctx.Err(), validVolume(id)); err != nil {
 		return runtime.VolumeUsage{}, err
 	}
-	defer release()
+	// It may be removed meanwhile: a directory that is gone has no files.
 	used, err := quota.Measure([]string{volumeData(id)}, quota.Usage{})
 	if err != nil {
 		return runtime.VolumeUsage{}, fmt.Errorf("measure volume: %w", err)
@@ -504,6 +540,7 @@ func (e *Engine) ReadVolume(ctx context.Context, id string) (dir string, release
 		e.volumes.mu.Lock()
 		defer e.volumes.mu.Unlock()
 		vol.readers--
+		e.volumes.endArchive()
 		e.volumes.forget(id, vol)
 	}
 	if err := e.makeVolume(id); err != nil {
@@ -549,6 +586,7 @@ func (e *Engine) WriteVolume(ctx context.Context, id string) (dir string, releas
 		e.volumes.mu.Lock()
 		defer e.volumes.mu.Unlock()
 		vol.filling = false
+		e.volumes.endArchive()
 		e.volumes.forget(id, vol)
 	}, nil
 }

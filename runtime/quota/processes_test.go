@@ -75,3 +75,16 @@ func TestOverlays(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 }
+
+// A mount of a directory is known by the end of its root, which no program can choose.
+func TestMountsOf(t *testing.T) {
+	ids, devices := mountsOf([]byte(`22 1 0:64 / / ro - overlay overlay ro
+31 22 8:1 /d/sandboxes/.volumes/ab/data /data rw - ext4 /dev/sda1 rw
+32 22 8:2 /d/sandboxes/.volumes/cd/data /.volumes/ab/data rw - ext4 /dev/sda1 rw
+33 22 8:3 /x/.volumes/ab/data/deeper /y rw - ext4 /dev/sda1 rw
+34 22
+`), []string{"/.volumes/ab/data"})
+	if len(ids) != 1 || !ids["31"] || len(devices) != 1 || !devices[unix.Mkdev(8, 1)] {
+		t.Errorf("%v, %v", ids, devices)
+	}
+}

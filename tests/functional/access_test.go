@@ -95,8 +95,15 @@ func withoutIDs(t *testing.T) *harness.Daemon {
 	t.Helper()
 	testenv.RequireRoot(t)
 	testenv.RequireUserNS(t)
-	// Neither the binaries nor the temporary directory need lie where that user can go.
-	t.Setenv("TMPDIR", "/tmp")
+	t.Setenv("TMPDIR", "/tmp") // where that user can go
+	publicPrograms(t)
+	return harness.Start(t, harness.Options{User: &syscall.Credential{Uid: nobodyUID, Gid: nobodyUID}})
+}
+
+// publicPrograms has daemons of the test started from a copy of the programs that every user can
+// reach.
+func publicPrograms(t *testing.T) {
+	t.Helper()
 	bin := publicDir(t)
 	for _, name := range []string{"sandboxd", "sandboxd-agent", "sandboxd-launcher", "sandboxd-init"} {
 		data, err := os.ReadFile(harness.Program(t, name))
@@ -108,7 +115,6 @@ func withoutIDs(t *testing.T) *harness.Daemon {
 		}
 	}
 	t.Setenv("SANDBOXD_BIN", bin)
-	return harness.Start(t, harness.Options{User: &syscall.Credential{Uid: nobodyUID, Gid: nobodyUID}})
 }
 
 // Without subordinate ids everything still works, with a single-id map, and is said.

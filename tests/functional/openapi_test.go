@@ -226,6 +226,13 @@ func TestOpenAPIExamples(t *testing.T) {
 	w.step("listSecrets")
 	w.step("deleteSecret")
 
+	w.step("createVolume")
+	w.step("listVolumes")
+	w.step("volume")
+	w.step("importVolume", body(w.step("exportVolume")))
+	w.step("deleteVolume")
+	w.step("pruneVolumes")
+
 	w.workspace()
 	w.network()
 	w.step("listNetworks")

@@ -5,8 +5,12 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/user"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -178,23 +182,52 @@ func TestDiskLimitHoldsWithoutTheDaemon(t *testing.T) {
 	}
 }
 
-// On a small disk two sandboxes fill what they may, and a third one and the daemon work on, records
-// and files included. One without a limit is ended before the reserve is used up. All space is free
-// at the end.
+// On a small disk two sandboxes fill what they may, in their own files, in a volume and in logs, and a
+// third one and the daemon work on, records and files included. All space is free at the end.
 func TestSandboxesShareASmallDisk(t *testing.T) {
 	testenv.RequireRoot(t)
 	testenv.RequireUserNS(t)
-	small, err := os.MkdirTemp("", "quota") //nolint:usetesting // t.TempDir is too long for the name of a socket
+	shareSmallDisk(t, nil)
+}
+
+func TestSandboxesShareASmallDiskWithoutSubordinateIDs(t *testing.T) {
+	testenv.RequireRoot(t)
+	testenv.RequireUserNS(t)
+	shareSmallDisk(t, &syscall.Credential{Uid: nobodyUID, Gid: nobodyUID})
+}
+
+// The user of the lanes has subordinate ids.
+func TestSandboxesShareASmallDiskOfAUser(t *testing.T) {
+	testenv.RequireRoot(t)
+	testenv.RequireUserNS(t)
+	u, err := user.Lookup("sandboxd-test")
+	if err != nil {
+		t.Skip("there is no user sandboxd-test with subordinate ids: `make test` makes one")
+	}
+	uid, err1 := strconv.Atoi(u.Uid)
+	gid, err2 := strconv.Atoi(u.Gid)
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	shareSmallDisk(t, &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)})
+}
+
+func shareSmallDisk(t *testing.T, as *syscall.Credential) {
+	t.Helper()
+	small, err := os.MkdirTemp("/tmp", "quota") //nolint:usetesting // t.TempDir is too long for the name of a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Remove(small) })
-	if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=512m,nr_inodes=60000,mode=711"); err != nil {
+	if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=512m,nr_inodes=60000,mode=1777"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(small, unix.MNT_DETACH) })
+	if as != nil {
+		publicPrograms(t) // not on the small disk
+	}
 	t.Setenv("TMPDIR", small)
-	d := harness.Start(t, harness.Options{})
+	d := harness.Start(t, harness.Options{User: as})
 	free := func() (bytes, inodes int64) {
 		t.Helper()
 		var st unix.Statfs_t
@@ -206,27 +239,73 @@ func TestSandboxesShareASmallDisk(t *testing.T) {
 	third := d.Create(t, api.CreateSandbox{Name: "third"})
 	third.Sh(t, "echo before >/root/before")
 	bytes, inodes := free()
+	c := d.Client(t)
 
 	const limit = 64 << 20
+	works := func(name string) {
+		t.Helper()
+		if got := third.Sh(t, "head -c 1000000 /dev/zero >/root/while; cat /root/before /root/while | wc -c"); got != "1000007\n" {
+			t.Errorf("%s: the third sandbox: %q", name, got)
+		}
+	}
+	// Each in the sandbox's own files, and in a volume. There are fewer inodes than a limit of bytes
+	// brings.
 	for name, script := range fillers {
-		one := d.Create(t, api.CreateSandbox{Name: "one", Limits: api.Limits{Disk: limit, Inodes: 5000}})
-		two := d.Create(t, api.CreateSandbox{Name: "two", Limits: api.Limits{Disk: limit, Inodes: 5000}})
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			_, _ = two.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", script}})
-		}()
-		_, _ = one.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", script}})
-		<-ended
-		for _, s := range []*harness.Sandbox{one, two} {
-			if got := s.WaitState(t, api.StateStopped); !strings.HasPrefix(got.Reason, "disk: ") || strings.Contains(got.Reason, "short") {
-				t.Errorf("%s: %s ended: %q", name, s.Name, got.Reason)
+		for _, place := range []string{"own", "volume"} {
+			var both []*harness.Sandbox
+			var fill sync.WaitGroup
+			for _, of := range []string{"one", "two"} {
+				req := api.CreateSandbox{Name: of, Limits: api.Limits{Disk: limit, Inodes: 5000}}
+				run := script
+				if place == "volume" {
+					if _, err := c.CreateVolume(t.Context(), api.CreateVolume{Name: of, Size: limit, Inodes: 5000}); err != nil {
+						t.Fatal(err)
+					}
+					req.Limits, req.Mounts = api.Limits{}, []api.Mount{volumeMount(of, "/v")}
+					run = strings.ReplaceAll(script, "/root", "/v")
+				}
+				s := d.Create(t, req)
+				both = append(both, s)
+				fill.Go(func() { _, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", run}}) }) // it ends with the sandbox
+			}
+			fill.Wait()
+			for _, s := range both {
+				prefix := "disk: "
+				if place == "volume" {
+					prefix += "volume " + s.Name + ": "
+				}
+				if got := s.WaitState(t, api.StateStopped); !strings.HasPrefix(got.Reason, prefix) || strings.Contains(got.Reason, "short") {
+					t.Errorf("%s, %s: %s ended: %q", name, place, s.Name, got.Reason)
+				}
+			}
+			b, i := free()
+			t.Logf("%s, %s: both took %d KiB and %d inodes", name, place, (bytes-b)>>10, inodes-i)
+			works(name + ", " + place)
+			for _, s := range both {
+				s.Delete(t)
+				if place == "volume" {
+					if err := c.RemoveVolume(t.Context(), s.Name); err != nil {
+						t.Error(err)
+					}
+				}
 			}
 		}
-		third.Sh(t, "head -c 1000000 /dev/zero >/root/while; cat /root/before /root/while | wc -c")
-		one.Delete(t)
-		two.Delete(t)
 	}
+	// A log has its own bound: its oldest file goes for the next one.
+	const logged = 3 * 4 << 20
+	talks := d.Create(t, api.CreateSandbox{Name: "talks", Command: []string{"cat", "/dev/zero"}})
+	harness.Eventually(t, func() error {
+		used, err := quota.Measure([]string{filepath.Join(d.DataDir, "logs", talks.ID)}, quota.Usage{})
+		if err != nil || used.Bytes < logged*2/3 {
+			return fmt.Errorf("the log has %d bytes, %w", used.Bytes, err)
+		}
+		if used.Bytes > logged+1<<20 {
+			t.Errorf("the log has %d bytes, more than %d", used.Bytes, logged)
+		}
+		return nil
+	})
+	works("logs")
+	talks.Delete(t)
 	third.Sh(t, "rm /root/while")
 	harness.Eventually(t, func() error { // the kernel takes mounts apart a moment later
 		if b, i := free(); b < bytes-4<<20 || i < inodes-200 {

@@ -31,6 +31,7 @@ type File struct {
 	Mode int64 // 0: 0644, for directories 0755
 	Type byte  // tar.TypeReg, ...
 	Link string
+	UID  int // of the owner, whose group has the same number
 	// Attrs are extended attributes.
 	Attrs map[string]string
 }
@@ -41,7 +42,7 @@ func Tar(t testing.TB, files ...File) []byte {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	for _, f := range files {
-		h := &tar.Header{Name: f.Name, Typeflag: f.Type, Linkname: f.Link, Mode: f.Mode, Size: int64(len(f.Body))}
+		h := &tar.Header{Name: f.Name, Typeflag: f.Type, Linkname: f.Link, Mode: f.Mode, Size: int64(len(f.Body)), Uid: f.UID, Gid: f.UID}
 		if h.Typeflag == 0 {
 			h.Typeflag = tar.TypeReg
 		}
