@@ -358,7 +358,7 @@ var Operations = []Operation{
 
 	{
 		ID: "readFile", Method: "GET", Path: "/v1/sandboxes/{id}/files", Tag: "Files", Summary: "Read a file",
-		Detail:  "Regular files only; nothing waits for a FIFO or a device. Knows HEAD, `Range` and `If-Range`. `X-File-Mode` is the mode, in octal.",
+		Detail:  "Of a sandbox that runs or has ended. Regular files only; nothing waits for a FIFO or a device. Knows HEAD, `Range` and `If-Range`. `X-File-Mode` is the mode, in octal.",
 		Query:   []Parameter{path("/tmp/notes.txt")},
 		Answers: []Answer{{Status: 200, Type: api.TypeBytes}, {Status: 206, Type: api.TypeBytes, Detail: "The range that was asked for."}},
 	},
