@@ -24,7 +24,7 @@ import (
 
 // Bounds of caches. The least recently used ones make room.
 const (
-	maxCache  = 4 << 30  // bytes of one; what is larger is not kept
+	maxCache  = 4 << 30  // bytes of one; larger ones are not kept
 	maxCaches = 16 << 30 // bytes of all
 )
 
@@ -57,7 +57,7 @@ func (c *buildCaches) tenantDir(tenant string) string {
 type cacheLease struct {
 	caches  *buildCaches
 	path    string
-	mine    bool // what the step leaves is kept
+	mine    bool // the content after the step is kept
 	empty   bool // it begins with nothing
 	release func()
 }
@@ -174,7 +174,7 @@ type cacheFile struct {
 	used time.Time
 }
 
-// files returns the archives below a directory, and what an interrupted step has left of one.
+// files returns the archives below a directory, and incomplete ones of interrupted steps.
 func (c *buildCaches) files(dir string) ([]cacheFile, error) {
 	var all []cacheFile
 	err := filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {

@@ -16,8 +16,8 @@ const viewTimeout = time.Hour
 // reader returns the API and the sandbox that a request reads files through: the sandbox itself, or
 // a view of one that has ended. Done must be called.
 //
-// Only init reads files of a sandbox, and one that has ended has none. So a view is a sandbox of the
-// same files without any program, which exists for one request and is in no list.
+// Only init reads files of a sandbox, and one that has ended has no init. So a view is a sandbox of
+// the same files without any program, which exists for one request and is in no list.
 func (s *API) reader(ctx context.Context, ref string) (_ *API, id string, done func(), err error) {
 	rec, err := s.lookup(ref)
 	if err != nil {

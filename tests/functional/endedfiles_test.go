@@ -12,8 +12,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// Files of a sandbox that has ended are copied out, its image's and its own, and nothing of the copy
-// is left or seen. Nothing is copied in.
+// Files of a sandbox that has ended are copied out, its image's and its own. Nothing of the copy is
+// left or seen, and nothing is copied in.
 func TestFilesOfEndedSandboxes(t *testing.T) {
 	d := harness.Start(t, harness.Options{})
 	s := d.Create(t, api.CreateSandbox{Name: "ended", Command: []string{"sh", "-c", "mkdir -p /srv/d/e; echo own >/srv/d/e/f; ln -s e /srv/d/l; rm -rf /etc/alternatives; exit 4"}})
