@@ -23,7 +23,7 @@ type Build struct {
 
 // HeaderBuildSecrets is the request header with the secrets of a build: the base64 encoding (RFC
 // 4648, standard, padded) of a JSON object that has the base64 encoding of each secret by its id.
-const HeaderBuildSecrets = "Sandboxd-Build-Secrets"
+const HeaderBuildSecrets = "Sandboxd-Build-Secrets" //nolint:gosec // G101: the name of a header
 
 // MaxBuildSecrets is the greatest length of [HeaderBuildSecrets] in bytes.
 const MaxBuildSecrets = 48 << 10

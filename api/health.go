@@ -13,7 +13,8 @@ type HealthCheck struct {
 	Interval float64 `json:"interval,omitempty"`
 	// Timeout is the time in seconds after which a check is killed, and counts as failed; default 30.
 	Timeout float64 `json:"timeout,omitempty"`
-	// StartPeriod is the time in seconds after the start in which failed checks do not count; default 0.
+	// StartPeriod is the time in seconds after the start in which failed checks do not count; default
+	// 0.
 	StartPeriod float64 `json:"start_period,omitempty"`
 	// StartInterval is the Interval during StartPeriod, from 1 on; default 5.
 	StartInterval float64 `json:"start_interval,omitempty"`
@@ -31,8 +32,8 @@ const (
 	HealthUnhealthy HealthStatus = "unhealthy" // as many checks in a row have failed as Retries says
 )
 
-// SandboxHealth is the outcome of a sandbox's health checks since it was started. Of a sandbox that has
-// ended it is the last one.
+// SandboxHealth is the outcome of a sandbox's health checks since it was started. Of a sandbox that
+// has ended it is the last one.
 type SandboxHealth struct {
 	Status        HealthStatus `json:"status"`
 	FailingStreak int          `json:"failing_streak"` // number of failed checks since the last success

@@ -373,7 +373,7 @@ var Operations = []Operation{
 
 	{
 		ID: "readFile", Method: "GET", Path: "/v1/sandboxes/{id}/files", Tag: "Files", Summary: "Read a file",
-		Detail:  "Regular files only; nothing waits for a FIFO or a device. Knows HEAD, `Range` and `If-Range`. `X-File-Mode` is the mode, in octal.",
+		Detail:  "Of a sandbox that runs or has ended. Regular files only; nothing waits for a FIFO or a device. Knows HEAD, `Range` and `If-Range`. `X-File-Mode` is the mode, in octal.",
 		Query:   []Parameter{path("/tmp/notes.txt")},
 		Answers: []Answer{{Status: 200, Type: api.TypeBytes}, {Status: 206, Type: api.TypeBytes, Detail: "The range that was asked for."}},
 	},
@@ -511,9 +511,10 @@ var Operations = []Operation{
 	},
 	{
 		ID: "build", Method: "POST", Path: "/v1/builds", Tag: "Images", Summary: "Build an image of a Dockerfile",
-		Detail: "The body is the context; plain, gzip or zstd. One line an event; the last has `image` or `error`. [Builds](builds.md) lists what is understood and what is bounded.",
-		Query:  []Parameter{{Name: "options", Type: "object", JSON: api.Build{}, Detail: "What to build, as JSON.", Example: `{"tags":["localhost:5000/built:1"]}`}},
-		Body:   tarBody("a context"),
+		Detail: "The body is the context; plain, gzip or zstd. One line an event; the last has `image` or `error`. [Builds](builds.md) lists what is understood and what is bounded. " +
+			"Secrets for `RUN --mount=type=secret` come in the header `" + api.HeaderBuildSecrets + "`: the base64 encoding of a JSON object that has the base64 encoding of each secret by its id.",
+		Query: []Parameter{{Name: "options", Type: "object", JSON: api.Build{}, Detail: "What to build, as JSON.", Example: `{"tags":["localhost:5000/built:1"]}`}},
+		Body:  tarBody("a context"),
 		Answers: []Answer{lines(
 			api.BuildEvent{Step: 1, Steps: 2, Stage: "0", Line: 1, Text: "FROM " + toolImage, Status: api.BuildDone},
 			api.BuildEvent{Stream: "stdout", Output: "hi\n"}, api.BuildEvent{Image: &stored})},

@@ -161,6 +161,9 @@ func writeRows(b *strings.Builder, t reflect.Type, prefix string, comments *Comm
 			continue
 		}
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "-" {
+			continue // in no JSON
+		}
 		if !strings.Contains(options, "omit") {
 			options = ", required"
 		} else {

@@ -151,6 +151,9 @@ func (s *schemas) fields(t reflect.Type, properties *object, required *[]string)
 			continue
 		}
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "-" {
+			continue // in no JSON
+		}
 		property := s.of(f.Type)
 		if text := s.comments.Fields[t.Name()+"."+f.Name]; text != "" {
 			property = append(property, member{"description", text})

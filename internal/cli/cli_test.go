@@ -313,7 +313,7 @@ func TestCommands(t *testing.T) {
 		{name: "run --rm", args: "run --rm -- echo", stdout: func(string) bool { return true }, check: created(func(r *api.CreateSandbox) bool { return !r.AutoRemove })},
 		{name: "ps --filter", args: "ps -q --filter state=running --filter state=paused --filter name=f*t --filter network=none", setup: oneSandbox, stdout: is("sb1\n")},
 		{name: "ps --filter of others", args: "ps --json --filter state=stopped", setup: oneSandbox, stdout: has(`"sandboxes": []`)},
-		{name: "ps with an unknown filter", args: "ps --filter color=red", stderr: has("must be one of id, image, label, name, network, profile, state, status"), code: 2, check: nothingAsked},
+		{name: "ps with an unknown filter", args: "ps --filter color=red", stderr: has("must be one of health, id, image, label, name, network, profile, state, status"), code: 2, check: nothingAsked},
 		{name: "ps with a template of nonsense", args: "ps --format {{.Nope}}", setup: oneSandbox, stderr: has("--format", "Nope"), code: 2},
 		{name: "images -q", args: "images -q", setup: someImages, stdout: is("sha256:0123456789abcdef\n")},
 		{name: "images --filter", args: "images --filter reference=debian --format {{.Reference}}", setup: someImages, stdout: is("docker.io/library/debian:12\n")},

@@ -33,7 +33,8 @@ func newCp(d deps) *cobra.Command {
 sandbox's root. Where the destination is a directory or ends with "/", the copy is
 put into it under the source's name; a source that ends with "/." stands for what
 is in the directory. Symbolic links are copied as they are; devices, sockets and pipes are
-left out. A local file with a colon in its name is written as ./a:b.
+left out. A local file with a colon in its name is written as ./a:b. From a sandbox
+that has ended files are copied too; to copy into it, start it (--idle runs nothing).
 
 Instead of a local name, "-" means a tar archive: of stdin, put into the directory
 PATH, or to stdout, with names that begin with the last part of PATH.

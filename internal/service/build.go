@@ -561,8 +561,7 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 	}
 	const margin = time.Minute // so that the program's own time ends first
 	r, err := b.s.request(&origin{image: "build", digest: st.chain(), rootfs: root, profile: b.profile, defaults: b.limits, cwd: "/"},
-		&api.CreateSandbox{Limits: b.opts.Limits, Network: net, Labels: map[string]string{"build": fmt.Sprintf("line %d", step.Line)},
-			Settings: set})
+		&api.CreateSandbox{Limits: b.opts.Limits, Network: net, Labels: map[string]string{"build": fmt.Sprintf("line %d", step.Line)}, Settings: set})
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,9 +24,9 @@ import (
 // extracts its archive in its own sandbox, and leaves a new one. So no two sandboxes share a
 // directory, and the daemon reads none of the files.
 
-// Bounds of caches. The least recently used ones make room.
+// Bounds of caches. The least recently used ones of the largest tenant make room.
 const (
-	maxCache  = 4 << 30  // bytes of one; what is larger is not kept
+	maxCache  = 4 << 30  // bytes of one; larger ones are not kept
 	maxCaches = 16 << 30 // bytes of all
 )
 
@@ -57,7 +59,7 @@ func (c *buildCaches) tenantDir(tenant string) string {
 type cacheLease struct {
 	caches  *buildCaches
 	path    string
-	mine    bool // what the step leaves is kept
+	mine    bool // the content after the step is kept
 	empty   bool // it begins with nothing
 	release func()
 }
@@ -174,7 +176,7 @@ type cacheFile struct {
 	used time.Time
 }
 
-// files returns the archives below a directory, and what an interrupted step has left of one.
+// files returns the archives below a directory, and incomplete ones of interrupted steps.
 func (c *buildCaches) files(dir string) ([]cacheFile, error) {
 	var all []cacheFile
 	err := filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
@@ -218,17 +220,28 @@ func (c *buildCaches) prune(tenant string) (n int, bytes int64, err error) {
 	return n, bytes, err
 }
 
-// limit removes the least recently used caches of all tenants beyond most bytes.
+// limit removes caches beyond most bytes: the least recently used one of the tenant with the most,
+// again and again.
 func (c *buildCaches) limit(most int64) error {
 	all, err := c.files(c.dir)
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(all, func(a, b cacheFile) int { return b.used.Compare(a.used) })
+	slices.SortFunc(all, func(a, b cacheFile) int { return a.used.Compare(b.used) })
+	var total int64
+	sums, of := make(map[string]int64), make(map[string][]cacheFile)
 	for _, f := range all {
-		if most -= f.size; most >= 0 {
-			continue
-		}
+		tenant := filepath.Dir(f.path)
+		total += f.size
+		sums[tenant] += f.size
+		of[tenant] = append(of[tenant], f)
+	}
+	for total > most {
+		largest := slices.MaxFunc(slices.Sorted(maps.Keys(sums)), func(a, b string) int { return cmp.Compare(sums[a], sums[b]) })
+		f := of[largest][0]
+		of[largest] = of[largest][1:]
+		sums[largest] -= f.size
+		total -= f.size
 		if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

@@ -26,7 +26,7 @@ import (
 // which all of this was mounted.
 
 // secretDir holds secrets in a sandbox: a file system in memory that every sandbox has.
-const secretDir = "/dev/shm/.secrets"
+const secretDir = "/dev/shm/.secrets" //nolint:gosec // G101: a directory
 
 // runMounts are the mounts of one RUN in its sandbox.
 type runMounts struct {
@@ -35,7 +35,7 @@ type runMounts struct {
 	run   *build.Run
 	at    map[*build.Mount]string // where each target leads to
 	cache map[*build.Mount]*cacheLease
-	was   map[*build.Mount][sha256.Size]byte // what a read-only bind holds
+	was   map[*build.Mount][sha256.Size]byte // digests of read-only binds
 	env   []string                           // secrets as variables
 	made  []string                           // directories above targets that were missing
 }
@@ -241,8 +241,7 @@ func (r *runMounts) fill(ctx context.Context, m *build.Mount, at string) error {
 	return errors.Join(err, r.b.s.Mkdir(ctx, r.id, at, false, owner))
 }
 
-// ended looks at what the program has left: it keeps the caches, and refuses a change of a
-// read-only bind.
+// ended keeps the caches as the program has left them, and refuses a change of a read-only bind.
 func (r *runMounts) ended(ctx context.Context, failed bool) error {
 	for m, l := range r.cache {
 		at := r.at[m]
@@ -297,7 +296,7 @@ func (r *runMounts) digest(ctx context.Context, at string) (sum [sha256.Size]byt
 		if err != nil {
 			return sum, fmt.Errorf("read the mount at %s: %w", at, err)
 		}
-		full := path.Join(at, h.Name)
+		full := path.Join(at, h.Name) //nolint:gosec // G305: a name, and no file
 		if r.inside(full, at) {
 			continue
 		}
@@ -306,7 +305,7 @@ func (r *runMounts) digest(ctx context.Context, at string) (sum [sha256.Size]byt
 			time = 0
 		}
 		fmt.Fprintf(hash, "%q %d %q %o %d %d %d %d\n", h.Name, h.Typeflag, h.Linkname, h.Mode, h.Uid, h.Gid, h.Size, time)
-		if _, err := io.Copy(hash, in); err != nil {
+		if _, err := io.Copy(hash, in); err != nil { //nolint:gosec // G110: the stream has no compression
 			return sum, fmt.Errorf("read the mount at %s: %w", at, err)
 		}
 	}
@@ -395,8 +394,8 @@ func (r *runMounts) tmpfs() []string {
 	return all
 }
 
-// writeLayer copies the layer of a step without what was mounted, and without the directories that
-// were made for it and have nothing else.
+// writeLayer copies the layer of a step without the mounts, and without directories that were made
+// for them and have nothing else.
 func (r *runMounts) writeLayer(from io.Reader, to io.Writer) error {
 	in, out := tar.NewReader(from), tar.NewWriter(to)
 	var held []*tar.Header // directories that were made, with nothing in them so far
@@ -408,13 +407,15 @@ func (r *runMounts) writeLayer(from io.Reader, to io.Writer) error {
 		if err != nil {
 			return err
 		}
-		full := path.Join("/", h.Name)
+		full := path.Join("/", h.Name) //nolint:gosec // G305: a name, and no file
 		dir, base := path.Split(full)
 		hidden := strings.TrimPrefix(base, whiteout)
 		if r.covers(full) || hidden != base && r.covers(path.Join(dir, hidden)) {
 			continue
 		}
-		held = slices.DeleteFunc(held, func(d *tar.Header) bool { return !within(full, path.Join("/", d.Name)) })
+		held = slices.DeleteFunc(held, func(d *tar.Header) bool {
+			return !within(full, path.Join("/", d.Name)) //nolint:gosec // G305: likewise
+		})
 		if h.Typeflag == tar.TypeDir && slices.Contains(r.made, full) {
 			held = append(held, h)
 			continue
@@ -428,7 +429,7 @@ func (r *runMounts) writeLayer(from io.Reader, to io.Writer) error {
 		if err := out.WriteHeader(h); err != nil {
 			return err
 		}
-		if _, err := io.Copy(out, in); err != nil {
+		if _, err := io.Copy(out, in); err != nil { //nolint:gosec // G110: the stream has no compression
 			return err
 		}
 	}

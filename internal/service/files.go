@@ -45,12 +45,17 @@ func (s *core) fail(ctx context.Context, lease *runtime.Lease, path string, err 
 	return s.gone(ctx, lease, fileError(path, err))
 }
 
-// ReadFile opens a regular file of a sandbox. The descriptor is the caller's; it stays good when
+// ReadFile opens a regular file of a sandbox of any state but paused. The descriptor is the caller's; it stays good when
 // the sandbox ends.
 func (s *API) ReadFile(ctx context.Context, ref, path string) (*os.File, error) {
 	if err := validatePath("path", path); err != nil {
 		return nil, err
 	}
+	s, ref, done, err := s.reader(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	ctx, client, lease, end, err := s.use(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -186,12 +191,17 @@ func (s *API) WriteFile(ctx context.Context, ref, path string, opts WriteOptions
 	return nil
 }
 
-// ArchiveOut writes the tree at path as a tar stream to w. Where it fails before the first byte,
-// nothing is written.
+// ArchiveOut writes the tree at path as a tar stream to w, of a sandbox as for ReadFile. Where it
+// fails before the first byte, nothing is written.
 func (s *API) ArchiveOut(ctx context.Context, ref, path string, w io.Writer) error {
 	if err := validatePath("path", path); err != nil {
 		return err
 	}
+	s, ref, done, err := s.reader(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer done()
 	ctx, client, lease, end, err := s.use(ctx, ref)
 	if err != nil {
 		return err

@@ -65,8 +65,10 @@ func validateHealth(h *api.HealthCheck) error {
 		seconds float64
 		least   float64
 	}{
-		{"interval", h.Interval, minHealthInterval}, {"start_interval", h.StartInterval, minHealthInterval},
-		{"timeout", h.Timeout, 0}, {"start_period", h.StartPeriod, 0},
+		{"interval", h.Interval, minHealthInterval},
+		{"start_interval", h.StartInterval, minHealthInterval},
+		{"timeout", h.Timeout, 0},
+		{"start_period", h.StartPeriod, 0},
 	} {
 		if _, err := seconds("health_check."+v.name, v.seconds); err != nil {
 			return err
@@ -266,7 +268,7 @@ func (s *core) probeHealth(ctx context.Context, rec *runtime.Record) (result api
 	result.EndedAt = time.Now().UTC()
 	switch {
 	case ctx.Err() != nil, errors.Is(err, class.ErrGone), lease.Held().After(result.StartedAt):
-		return result, false // what a pause has delayed is no failure
+		return result, false // a check that a pause has delayed is no failure
 	case err != nil:
 		result.Output = class.Clip(strings.ToValidUTF8(err.Error(), "\uFFFD"))
 	case exit.Timeout:

@@ -25,11 +25,13 @@ func TestHealthByTheClock(t *testing.T) {
 		"defaults":                         {api.HealthCheck{}, 0, "1110", "30 starting 1, 60 starting 2, 90 unhealthy 3, 120 healthy 0"},
 		"the interval counts from the end": {api.HealthCheck{Interval: 10}, 5 * time.Second, "00", "10 healthy 0, 25 healthy 0"},
 		"a start period": {
-			api.HealthCheck{Interval: 20, StartPeriod: 12, Retries: 1}, 0, "111",
+			api.HealthCheck{Interval: 20, StartPeriod: 12, Retries: 1},
+			0, "111",
 			"5 starting 0, 10 starting 0, 15 unhealthy 1",
 		},
 		"healthy in the start period": {
-			api.HealthCheck{Interval: 20, StartPeriod: 100, StartInterval: 2, Retries: 2}, 0, "1011",
+			api.HealthCheck{Interval: 20, StartPeriod: 100, StartInterval: 2, Retries: 2},
+			0, "1011",
 			"2 starting 0, 4 healthy 0, 24 healthy 1, 44 unhealthy 2",
 		},
 		"paused": {api.HealthCheck{Interval: 2, Retries: 1}, 0, "0pp1", "2 healthy 0, 8 unhealthy 1"},

@@ -166,9 +166,9 @@ func (s *core) startMain(ctx context.Context, rec *runtime.Record) error {
 // startAgain is connect and startMain for a sandbox that existed before. If it fails, the sandbox
 // is stopped. A sandbox that does not run, as after a rollback of a stopped one, needs nothing.
 func (s *core) startAgain(ctx context.Context, rec *runtime.Record) (err error) {
-	defer func() {
+	defer func() { //nolint:contextcheck // the checks outlive the request
 		if err == nil {
-			s.watchHealth(rec.ID) //nolint:contextcheck // the checks outlive the request
+			s.watchHealth(rec.ID)
 		}
 	}()
 	if !wantsMain(rec) && (rec.State != api.StateRunning || !rec.Network.HasGateway()) {

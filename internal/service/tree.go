@@ -40,6 +40,11 @@ func (s *API) Stat(ctx context.Context, ref, path string, follow bool) (api.File
 	if err := validatePath("path", path); err != nil {
 		return api.FileEntry{}, err
 	}
+	s, ref, done, err := s.reader(ctx, ref)
+	if err != nil {
+		return api.FileEntry{}, err
+	}
+	defer done()
 	ctx, client, lease, end, err := s.use(ctx, ref)
 	if err != nil {
 		return api.FileEntry{}, err
@@ -89,6 +94,11 @@ func (s *API) ListEach(ctx context.Context, ref, dir string, opts ListOptions, f
 	if left < 1 || left > maxStreamed {
 		return false, class.Invalidf("limit %d: must be between 1 and %d", left, maxStreamed)
 	}
+	s, ref, done, err := s.reader(ctx, ref)
+	if err != nil {
+		return false, err
+	}
+	defer done()
 	ctx, client, lease, end, err := s.use(ctx, ref)
 	if err != nil {
 		return false, err

@@ -125,7 +125,7 @@ RUN cat /old/kept >/after; ls -A / | grep -c -E '^(new|work)$' >>/after; ls -A /
 	cached(bytes.Replace(context, []byte("a\n\x00\x00\x00"), []byte("A\n\x00\x00\x00"), 1), "cached cached done done ")
 }
 
-// A read-only bind that a RUN changes fails the build: what it wrote would be missing.
+// A read-only bind that a RUN changes fails the build: its changes would be missing.
 func TestBuildBindsAreReadOnly(t *testing.T) {
 	d := shared(t)
 	base := mountBase(t, "test/mounts:ro")
@@ -147,8 +147,8 @@ func TestBuildBindsAreReadOnly(t *testing.T) {
 	}
 }
 
-// What a RUN leaves in a cache the next build finds, also of another Dockerfile and after a failure;
-// other tenants, ids and steps without it do not. It is counted, and pruned.
+// The next build finds the files that a RUN has left in a cache, also of another Dockerfile and after
+// a failure. Other ids and steps without it do not. Caches are counted, and pruned.
 func TestBuildCaches(t *testing.T) {
 	d := harness.Start(t, harness.Options{})
 	base := mountBase(t, "test/mounts:cache")
@@ -248,7 +248,7 @@ func TestBuildCacheSharing(t *testing.T) {
 	}
 }
 
-// A tmpfs has the size that it says, and hides what the image has there.
+// A tmpfs has the size that it says, and hides files of the image.
 func TestBuildTmpfs(t *testing.T) {
 	d := shared(t)
 	base := mountBase(t, "test/mounts:tmpfs")

@@ -23,14 +23,14 @@ import (
 )
 
 // dockerLines reads the table of Docker's command lines where the tests of the command line have
-// it: what it says of each must be true of a daemon, too.
+// it: its rows must be true of a daemon, too.
 func dockerLines(t *testing.T) (lines [][2]string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(harness.Root(t), "internal/cli/docker_test.go"), nil, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	table, ok := file.Scope.Lookup("habitLines").Decl.(*ast.ValueSpec) //nolint:staticcheck // SA1019: one name of one file
+	table, ok := file.Scope.Lookup("habitLines").Decl.(*ast.ValueSpec)
 	if !ok {
 		t.Fatal("no table habitLines")
 	}
@@ -72,7 +72,7 @@ func freePort(t *testing.T) string {
 	return port
 }
 
-// What users of Docker type does what the table says, with a daemon, an image and sandboxes.
+// Command lines of Docker's users do as the table says, with a daemon, an image and sandboxes.
 func TestDockerLines(t *testing.T) {
 	testenv.RequireUserNS(t)
 	dir := t.TempDir()

@@ -9,8 +9,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// Restart policies hold through kills of the daemon: what ends while there is none is started by the
-// next one, what a client has stopped only as its policy says, and the number of restarts is kept.
+// Restart policies hold through kills of the daemon. The next one starts sandboxes that have ended
+// meanwhile, and stopped ones as their policies say. The number of restarts is kept.
 func TestRestartPoliciesOutliveTheDaemon(t *testing.T) {
 	d := harness.Start(t, harness.Options{})
 	start := func(name, policy, script string) *harness.Sandbox {
