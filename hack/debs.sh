@@ -1,6 +1,6 @@
 #!/bin/bash
 # debs.sh DIR: fetch the Debian packages that tests/layers makes images of, and those of programs that tests/functional and
-# tests/network run without installing them, into DIR, where they are not there yet.
+# tests/network and tests/docker run without installing them, into DIR, where they are not there yet.
 set -euo pipefail
 # shellcheck source=apt.sh
 . "$(dirname "$0")/apt.sh"
@@ -10,7 +10,7 @@ dir=$(realpath "$1")
 missing=()
 while read -r package; do
 	[[ -z $package ]] || compgen -G "$dir/${package}_*.deb" >/dev/null || missing+=("$package")
-done < <(cat "$tests"/layers/packages.txt "$tests"/{functional,network}/packages.txt)
+done < <(cat "$tests"/layers/packages.txt "$tests"/{functional,network,docker}/packages.txt)
 ((${#missing[@]})) || exit 0
 # Beside it, so that a download that is cut off is never taken for a package.
 new=$(mktemp -d "$dir/.new-XXXXXX")

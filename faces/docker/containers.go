@@ -73,6 +73,8 @@ func stateOf(sb *api.Sandbox) container.ContainerState {
 	case api.StateStopped, api.StateLost:
 	}
 	switch {
+	case strings.HasPrefix(sb.Reason, notStarted):
+		return container.StateCreated
 	case sb.StartedAt.IsZero() && sb.Exit == nil && sb.Annotations[annotationRequest] != "":
 		return container.StateCreated
 	case isRestarting(sb):
@@ -81,9 +83,12 @@ func stateOf(sb *api.Sandbox) container.ContainerState {
 	return container.StateExited
 }
 
+// notStarted begins the reason of a sandbox whose program could not be started.
+const notStarted = "its main process could not be started"
+
 // isRestarting reports whether the policy of an ended container is about to start it again.
 func isRestarting(sb *api.Sandbox) bool {
-	itself := strings.HasPrefix(sb.Reason, "its main process")
+	itself := strings.HasPrefix(sb.Reason, "its main process exited") || strings.HasPrefix(sb.Reason, "its main process was ended")
 	switch name, most, counted := strings.Cut(sb.Restart, ":"); name {
 	case "always", "unless-stopped":
 		return itself
@@ -100,6 +105,8 @@ func exitCode(sb *api.Sandbox) int {
 		return sb.Exit.Code
 	case sb.State == api.StateLost:
 		return 137
+	case strings.HasPrefix(sb.Reason, notStarted):
+		return 127
 	}
 	return 0
 }
@@ -267,6 +274,9 @@ func (f *Face) inspect(ctx context.Context, sb *api.Sandbox) (*inspect, error) {
 	}
 	if d.Args == nil {
 		d.Args = []string{}
+	}
+	if strings.HasPrefix(sb.Reason, notStarted) {
+		d.State.ExitCode, d.State.Error = exitCode(sb), sb.Reason
 	}
 	if state == container.StateExited || state == container.StateRestarting {
 		d.State.ExitCode, d.State.FinishedAt = exitCode(sb), timeText(sb.EndedAt)

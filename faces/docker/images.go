@@ -201,18 +201,23 @@ func (c *call) getImages() error {
 			return err
 		}
 		tags, digests := img.tags()
-		labels := d.Config.Labels
-		if labels == nil {
-			labels = map[string]string{}
-		}
-		if !want.labels(labels) || !want.has("dangling", func(w string) bool { return truth(w) == (len(tags) == 0) }) ||
-			!want.has("reference", func(w string) bool {
-				return slices.ContainsFunc(tags, func(tag string) bool {
+		if len(want["reference"]) > 0 { // of several names those that fit are shown
+			tags = slices.DeleteFunc(tags, func(tag string) bool {
+				return !want.has("reference", func(w string) bool {
 					one, _ := path.Match(w, tag)
 					two, _ := path.Match(w, repositoryOf(tag))
 					return one || two
 				})
-			}) {
+			})
+			if len(tags) == 0 {
+				continue
+			}
+		}
+		labels := d.Config.Labels
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		if !want.labels(labels) || !want.has("dangling", func(w string) bool { return truth(w) == (len(tags) == 0) }) {
 			continue
 		}
 		out = append(out, map[string]any{

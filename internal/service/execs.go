@@ -410,6 +410,8 @@ type Failure struct {
 const (
 	failedGone        = "gone"
 	failedUnavailable = "unavailable"
+	failedMissing     = "program_not_found"
+	failedDenied      = "program_not_allowed"
 	failedOtherwise   = "internal"
 
 	maxFailure = 2048 // bytes of a message: a part of it may come from a sandbox
@@ -424,6 +426,10 @@ func failureOf(err error) *Failure {
 	switch marked := class.Marked(err); {
 	case errors.Is(marked, class.ErrGone):
 		f.Class = failedGone
+	case errors.Is(marked, class.ErrProgramMissing):
+		f.Class = failedMissing
+	case errors.Is(marked, class.ErrProgramDenied):
+		f.Class = failedDenied
 	case errors.Is(marked, class.ErrUnavailable), errors.Is(marked, class.ErrStopping), errors.Is(marked, context.DeadlineExceeded):
 		f.Class = failedUnavailable
 	}
@@ -439,6 +445,10 @@ func (f *Failure) Unwrap() error {
 		return class.ErrGone
 	case failedUnavailable:
 		return class.ErrUnavailable
+	case failedMissing:
+		return class.ErrProgramMissing
+	case failedDenied:
+		return class.ErrProgramDenied
 	}
 	return nil
 }

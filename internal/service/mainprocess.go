@@ -153,7 +153,7 @@ func (s *core) startMain(ctx context.Context, rec *runtime.Record) error {
 	if !mine {
 		return nil
 	}
-	req := api.ExecRequest{Argv: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen, Detach: true, OutputLimit: mainRing}
+	req := api.ExecRequest{Argv: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen, Detach: true, CwdCreate: true, OutputLimit: mainRing}
 	if err = validateExec(&req); err == nil {
 		_, err = s.detach(ctx, rec, req, "", newMainProcess(lease.Record.Life))
 	}
