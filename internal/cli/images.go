@@ -88,7 +88,7 @@ func runImages(ctx context.Context, opts imagesOptions, d deps) error {
 	case opts.json:
 		return cmdline.PrintJSON(d.Stdout, api.ImageList{Images: append([]api.Image{}, images...)})
 	case opts.quiet:
-		var printed []string // an image has a line for each of its names
+		printed := []string{""} // an image has a line for each of its names; the host's may have no digest yet
 		for _, i := range images {
 			if slices.Contains(printed, i.Digest) {
 				continue

@@ -45,8 +45,8 @@ func (s *core) fail(ctx context.Context, lease *runtime.Lease, path string, err 
 	return s.gone(ctx, lease, fileError(path, err))
 }
 
-// ReadFile opens a regular file of a sandbox of any state but paused. The descriptor is the caller's; it stays good when
-// the sandbox ends.
+// ReadFile opens a regular file of a sandbox of any state but paused. The descriptor is the
+// caller's; it stays good when the sandbox ends.
 func (s *API) ReadFile(ctx context.Context, ref, path string) (*os.File, error) {
 	if err := validatePath("path", path); err != nil {
 		return nil, err

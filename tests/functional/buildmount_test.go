@@ -147,8 +147,8 @@ func TestBuildBindsAreReadOnly(t *testing.T) {
 	}
 }
 
-// The next build finds the files that a RUN has left in a cache, also of another Dockerfile and after
-// a failure. Other ids and steps without it do not. Caches are counted, and pruned.
+// The next build finds the files that a RUN has left in a cache, also of another Dockerfile and
+// after a failure. Other ids and steps without it do not. Caches are counted, and pruned.
 func TestBuildCaches(t *testing.T) {
 	d := harness.Start(t, harness.Options{})
 	base := mountBase(t, "test/mounts:cache")

@@ -110,6 +110,10 @@ func TestDockerLines(t *testing.T) {
 	if code, _, stderr := sandboxd("pull", "debian"); code != 0 {
 		t.Fatal(stderr)
 	}
+	// The host's image has no digest before its first use, and is no line of ids.
+	if _, out, _ := sandboxd("images", "-q"); !strings.HasPrefix(out, "sha256:") || strings.Count(out, "\n") != 1 {
+		t.Errorf("images -q: %q", out)
+	}
 	enforced := d.Create(t, api.CreateSandbox{}).Enforced
 	port := strings.NewReplacer(":8080:", ":"+freePort(t)+":", " 8080:", " "+freePort(t)+":", " 53:53/", " "+freePort(t)+":53/", "ENVFILE", env,
 		" /src:/", " "+dir+"/src:/", "source=/a", "source="+dir+"/a", "src=/a", "src="+dir+"/a")
