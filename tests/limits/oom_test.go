@@ -156,7 +156,8 @@ func TestInitsScoreFollowsTheLimit(t *testing.T) {
 	}
 	for _, c := range []struct{ limit, init int }{{64 * mib, 500}, {512 * mib, 937}, {128 * mib, 750}} {
 		mustPatch(t, d, s, api.LimitsUpdate{Memory: new(int64(c.limit))})
-		harness.Eventually(t, func() error { // while it forks, init has another one
+		s.Sh(t, "until read -r n </proc/$$/oom_score_adj && [ $n = 1000 ]; do :; done") // it is raised soon
+		harness.Eventually(t, func() error {                                            // while it forks, init has another one
 			init, least := scores()
 			if least < (offered+c.init)/2 {
 				t.Fatalf("with a limit of %d MiB one of the programs has %d", c.limit/mib, least)

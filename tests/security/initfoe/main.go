@@ -144,7 +144,7 @@ func oddTree() error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(closed, program, 0o711); err != nil { //nolint:gosec // others are to execute it
+	if err := os.WriteFile(closed, program, 0o711); err != nil {
 		return err
 	}
 	for _, cmd := range []*exec.Cmd{
