@@ -48,8 +48,8 @@ func diag() (*os.File, error) {
 var diagMissing atomic.Bool
 
 // Inode returns the inode of a program's socket, as /proc/PID/fd shows it, by the two ends of its
-// connection. The network is "tcp" or "udp". It returns 0 if there is none: the socket is closed, or
-// its connection was reset. One caller at a time asks by a socket.
+// connection. The network is "tcp" or "udp". It returns 0 if there is none: the socket is closed,
+// or its connection was reset. One caller at a time asks by a socket.
 func Inode(diag *os.File, network string, program, server netip.AddrPort) (uint32, error) {
 	protocol := uint8(unix.IPPROTO_TCP)
 	switch network {

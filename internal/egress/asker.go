@@ -17,8 +17,8 @@ import (
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
-// maxAsks bounds the names that one network asks for at a time, also the connections to peers, those
-// to sockets, and the processes. Further ones wait for the replies.
+// maxAsks bounds the names that one network asks for at a time, also the connections to peers,
+// those to sockets, and the processes. Further ones wait for the replies.
 const maxAsks = 32
 
 // An asker sends asks of the gateway's networks to the daemon and hands the replies to the waiting

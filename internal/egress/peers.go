@@ -23,8 +23,8 @@ type Peers struct {
 }
 
 // mostAsks bounds the asks of one network that are under way: maxAsks for names, as many for
-// connections, as many for sockets of the host, and as many for processes. It is doubled for a network that replaces one
-// with the same ID whose asks are not answered yet.
+// connections, as many for sockets of the host, and as many for processes. It is doubled for a
+// network that replaces one with the same ID whose asks are not answered yet.
 const mostAsks = 8 * maxAsks
 
 // asked replies to an ask of a gateway process. It returns an error for an ask that only a process

@@ -157,9 +157,9 @@ type message struct {
 }
 
 // ask asks the daemon for the peer with a name, for a connection to the one with an address, for a
-// connection to the service of the host with a port that the policy has at a Unix socket, or for the
-// process that has an end of a connection. It goes through a socket of its own, where it waits behind
-// no event.
+// connection to the service of the host with a port that the policy has at a Unix socket, or for
+// the process that has an end of a connection. It goes through a socket of its own, where it waits
+// behind no event.
 type ask struct {
 	Number  uint64         `json:"number"`  // of the reply; counts up
 	Network string         `json:"network"` // id of the network that asks

@@ -65,6 +65,8 @@ func FuzzMessage(f *testing.F) {
 		`{"hello":{"landlock":6,"networks":40}}`, `{"answer":{"number":1,"error":"x"}}`, `{}`, `{"answer":{"number":1},"hello":{"landlock":1}}`,
 		`{"events":[{"network":"box","kind":"connection","time":1,"duration":2,"protocol":"tcp","addr":"1.2.3.4"}]}`,
 		`{"events":[{"network":"box","kind":"connection","protocol":"tcp","addr":"1.2.3.4","process":{"pid":7,"name":"curl","exec":"x"}}]}`,
+		`{"events":[{"network":"box","kind":"connection","protocol":"tcp","addr":"1.2.3.4","process":{"pid":0,"name":"curl"}}]}`,
+		`{"events":[{"network":"box","kind":"connection","protocol":"tcp","addr":"1.2.3.4","process":{"pid":7,"name":"\u001b"}}]}`,
 		`{"events":[{"network":"box","kind":"connection","protocol":"tcp","addr":"fe80::1%eth0"}]}`, `{"events":[]}`, `{"answer":{"number":1}} {}`, `[`, `{"more":1}`,
 	} {
 		f.Add([]byte(s))

@@ -104,8 +104,8 @@ func (e *execs) starting(sandbox string) (ended func()) {
 	}
 }
 
-// byMain returns the id of the exec with a main process; empty if there is none. It waits for starts
-// of the sandbox that are under way: init knows the process first.
+// byMain returns the id of the exec with a main process; empty if there is none. It waits for
+// starts of the sandbox that are under way: init knows the process first.
 func (e *execs) byMain(ctx context.Context, sandbox string, pid int) string {
 	for {
 		e.mu.Lock()

@@ -213,8 +213,8 @@ func TestDetachedExecsKeepToTheirTenant(t *testing.T) {
 	}
 }
 
-// The exec of a process is found by its main process. While the start of an exec is under way, which
-// init knows of first, it is waited for.
+// The exec of a process is found by its main process. While the start of an exec is under way,
+// which init knows of first, it is waited for.
 func TestExecOfAProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newExecs(t.Context())

@@ -181,8 +181,8 @@ func (n *Network) answer(msg []byte, ends Ends, limit int, later func(func() []b
 	return nil
 }
 
-// refuseQuery records a refusal and returns its answer. If the process is looked for, it returns nil
-// and calls later, which answers: the program's socket is there until then.
+// refuseQuery records a refusal and returns its answer. If the process is looked for, it returns
+// nil and calls later, which answers: the program's socket is there until then.
 func (n *Network) refuseQuery(q *query, event Event, v policy.Verdict, limit int, later func(func() []byte)) []byte {
 	event.Rule, event.Reason = v.Rule, v.Reason
 	event.Duration = n.opts.Now().Sub(event.Time)

@@ -846,7 +846,8 @@ func TestServerChoosesOtherwise(t *testing.T) {
 	}
 }
 
-// A server that fails while the client's handshake goes on is answered for as one that failed before.
+// A server that fails while the client's handshake goes on is answered for as one that failed
+// before.
 func TestServerFailsBesideTheClient(t *testing.T) {
 	for _, version := range []string{"h2", "http/1.1"} {
 		w := newInspected(t)

@@ -323,8 +323,8 @@ func TestProcessesAreListed(t *testing.T) {
 	}
 }
 
-// The process that has a socket is found, with its exec, also where it has left its parent. A socket
-// of no process, and init's own, is of none.
+// The process that has a socket is found, with its exec, also where it has left its parent. A
+// socket of no process, and init's own, is of none.
 func TestHolder(t *testing.T) {
 	s := startInit(t)
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
