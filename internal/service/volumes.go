@@ -56,8 +56,8 @@ func addVolumes(r *runtime.Request, from *origin) {
 	}
 }
 
-// prepareVolumes makes the volumes that a request names and that do not exist, and keeps all of them
-// until release is called. Those that it has made and that no sandbox has then are removed.
+// prepareVolumes makes the volumes that a request names and that do not exist, and keeps all of
+// them until release is called. Those that it has made and that no sandbox has then are removed.
 func (s *core) prepareVolumes(r *runtime.Request) (release func(context.Context), err error) {
 	var releases []func()
 	var made []volume.Record
@@ -100,13 +100,13 @@ func (s *core) prepareVolumes(r *runtime.Request) (release func(context.Context)
 	return release, nil
 }
 
-// publishVolume records what happened to a volume.
+// publishVolume records a change of a volume.
 func (s *core) publishVolume(action api.EventAction, rec *volume.Record) {
 	s.events.Publish(rec.Tenant, api.Event{Type: api.EventVolume, Action: action, Object: rec.Name, Labels: rec.Labels})
 }
 
-// volumesOf returns the volumes of a sandbox that is about to start. Its record keeps them from being
-// removed.
+// volumesOf returns the volumes of a sandbox that is about to start. Its record keeps them from
+// being removed.
 func (s *core) volumesOf(tenant string, set *api.Settings) ([]runtime.VolumeMount, error) {
 	var all []runtime.VolumeMount
 	for i := range set.Mounts {

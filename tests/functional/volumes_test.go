@@ -62,8 +62,8 @@ func dropVolume(t *testing.T, d *harness.Daemon, name string) {
 	})
 }
 
-// Sandboxes share a volume: what a user of one writes belongs to that user in all others, whatever ids
-// they have on the host. It stays when they are gone, and through kills of daemon and launcher.
+// Sandboxes share a volume: files of a user of one belong to that user in all others, whatever
+// ids they have on the host. It stays when they are gone, and through kills of daemon and launcher.
 func TestVolumesAreShared(t *testing.T) {
 	testenv.RequireUserNS(t)
 	volumesAreShared(t, harness.Start(t, harness.Options{}))
@@ -153,8 +153,8 @@ func volumesAreShared(t *testing.T, d *harness.Daemon) {
 	}
 }
 
-// An image's VOLUME and a mount without a source are volumes of their sandbox alone, with the files of
-// the image, and go with it. A volume gets these files once, when it is empty.
+// An image's VOLUME and a mount without a source are volumes of their sandbox alone, with the files
+// of the image, and go with it. A volume gets these files once, when it is empty.
 func TestVolumesOfImages(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := shared(t)
@@ -261,7 +261,7 @@ func TestVolumesOfImages(t *testing.T) {
 		}
 		s.Delete(t)
 	}
-	// What does not fit is not copied, and the volume stays as it was.
+	// Too many files are not copied, and the volume stays as it was.
 	small := makeVolume(t, d, api.CreateVolume{Inodes: 3})
 	_, err = c.CreateSandbox(t.Context(), api.CreateSandbox{Image: ref, Settings: withVolumes(volumeMount(small, "/srv/site"))})
 	if err == nil || !strings.Contains(err.Error(), "more than the volume may have") {
@@ -272,8 +272,8 @@ func TestVolumesOfImages(t *testing.T) {
 	}
 }
 
-// A volume is exported with its names, owners and links, and imported whole or not at all. Nothing in
-// an archive leads out of the volume.
+// A volume is exported with its names, owners and links, and imported whole or not at all. Nothing
+// in an archive leads out of the volume.
 func TestVolumeArchives(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := shared(t)
