@@ -431,3 +431,47 @@ while True:
 	}
 	s.Delete(t)
 }
+
+// With a read-only root a volume is writable, a new one belongs to the programs' user, and one with
+// mounts of the host keeps its owners or is refused.
+func TestVolumesOfReadOnlyRoots(t *testing.T) {
+	testenv.RequireUserNS(t)
+	dir := mountRoot(t)
+	d := harness.Start(t, harness.Options{Args: []string{"--mount-root", dir, "--volume-limit", "64m"}})
+	c := d.Client(t)
+	ids := d.System(t).Enforced.IDs
+	req := api.CreateSandbox{Settings: withVolumes(volumeMount("", "/own"), volumeMount("data", "/data"))}
+	if req.ReadOnly = true; ids != api.IDsSingle {
+		req.Profile = "hardened"
+	}
+	s := d.Create(t, req)
+	if got := s.Sh(t, "touch /own/x /data/x && ls /own /data; touch /x 2>/dev/null || echo refused"); got != "/data:\nx\n\n/own:\nx\nrefused\n" {
+		t.Errorf("a read-only root: %q", got)
+	}
+	if v, err := c.Volume(t.Context(), "data"); err != nil || v.Size != 1<<20 || s.Enforced.Volumes != "accounting" {
+		t.Errorf("a volume without a size: %+v, %v; enforced.volumes %q", v, err, s.Enforced.Volumes)
+	}
+	if _, err := c.CreateVolume(t.Context(), api.CreateVolume{Name: "large", Size: 64 << 20}); !errors.Is(err, &api.Problem{Code: api.CodeConflict}) || !strings.Contains(err.Error(), "of at most 64") {
+		t.Errorf("beyond --volume-limit: %v", err)
+	}
+	both := api.CreateSandbox{Settings: withVolumes(volumeMount("data", "/data"), bindMount(dir, "/mnt/host"))}
+	with, err := c.CreateSandbox(t.Context(), both)
+	switch {
+	case ids == api.IDsShared:
+		if !errors.Is(err, &api.Problem{Code: api.CodeUnenforceable}) {
+			t.Errorf("with a mount of the host: %v", err)
+		}
+	case err != nil:
+		t.Error(err)
+	default:
+		mounted := d.Sandbox(*with)
+		if got := mounted.Sh(t, "touch /mnt/host/x; ls /data /mnt/host"); got != "/data:\nx\n\n/mnt/host:\nx\n" {
+			t.Errorf("with a mount of the host: %q", got)
+		}
+		mounted.Delete(t)
+	}
+	s.Delete(t)
+	if err := c.RemoveVolume(t.Context(), "data"); err != nil {
+		t.Error(err)
+	}
+}
