@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -324,8 +325,6 @@ func (s *Store) write(rec *Record) (err error) {
 func (r *Record) clone() Record {
 	c := *r
 	c.Labels = make(map[string]string, len(r.Labels))
-	for k, v := range r.Labels {
-		c.Labels[k] = v
-	}
+	maps.Copy(c.Labels, r.Labels)
 	return c
 }
