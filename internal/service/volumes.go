@@ -401,7 +401,7 @@ func (s *core) fillVolume(ctx context.Context, rec *volume.Record, r io.Reader) 
 	_, cerr := io.Copy(out, r)
 	if cerr != nil && !errors.Is(cerr, syscall.EPIPE) {
 		cancel(cerr)
-		_ = <-filled // it follows from the stream's
+		<-filled //nolint:errcheck // it follows from the stream's
 		return result, errors.Join(cerr, out.Close())
 	}
 	err = errors.Join(out.Close(), <-filled)
