@@ -15,8 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 )
 
-// In an archive that is no layer, names of whiteouts are names, marks of overlayfs mean nothing, and
-// zeros become holes again. What climbs is refused as in a layer.
+// In an archive that is no layer, names of whiteouts are names and marks of overlayfs mean nothing;
+// zeros become holes again. Names that climb are refused as in a layer.
 func TestPlainArchives(t *testing.T) {
 	from, to := t.TempDir(), t.TempDir()
 	for name, body := range map[string]string{".wh.file": "a", ".wh..wh..opq": "", "dir/.wh.x": "b", "file": "c", "zeros": strings.Repeat("\x00", 1<<20)} {
