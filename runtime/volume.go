@@ -41,8 +41,8 @@ type VolumeUsage struct {
 	Inodes int64 `json:"inodes,omitempty"`
 }
 
-// Volumer is the ability to keep volumes: directories that several sandboxes may have, and that stay
-// when these are deleted. A volume without files may be unknown to an engine.
+// Volumer is the ability to keep volumes: directories that several sandboxes may have, and that
+// stay when these are deleted. A volume without files may be unknown to an engine.
 type Volumer interface {
 	// RemoveVolume removes a volume with its files; a missing one is no error. One that a running
 	// sandbox has is ErrVolumeInUse.

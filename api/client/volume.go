@@ -10,8 +10,8 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// CreateVolume makes a volume. If there is one of the name, it is returned, unless req asks for other
-// values than it has: then the error is [api.CodeExists].
+// CreateVolume makes a volume. If there is one of the name, it is returned, unless req asks for
+// other values than it has: then the error is [api.CodeExists].
 func (c *Client) CreateVolume(ctx context.Context, req api.CreateVolume) (*api.Volume, error) {
 	return fetch[api.Volume](ctx, c, request{method: http.MethodPost, path: []string{"v1", "volumes"}, json: req})
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// parseVolume reads [SOURCE:]TARGET[:OPTION,...] as Docker does. A source with a slash, or that begins
-// with a dot, is a path of the host; another one is the name of a volume; without one the volume is
-// anonymous.
+// parseVolume reads [SOURCE:]TARGET[:OPTION,...] as Docker does. A source with a slash, or that
+// begins with a dot, is a path of the host; another one is the name of a volume; without one the
+// volume is anonymous.
 func parseVolume(text string) (m api.Mount, err error) {
 	source, rest, ok := strings.Cut(text, ":")
 	if !ok {
@@ -87,8 +87,8 @@ func mountSource(source string) (string, error) {
 }
 
 // parseMount reads the value of --mount: type=bind,source=DIR,target=PATH[,readonly],
-// type=volume[,source=NAME],target=PATH or type=tmpfs,target=PATH[,tmpfs-size=SIZE]. One of the results
-// is set. The default is volume, as in Docker.
+// type=volume[,source=NAME],target=PATH or type=tmpfs,target=PATH[,tmpfs-size=SIZE]. One of the
+// results is set. The default is volume, as in Docker.
 func parseMount(text string) (*api.Mount, *api.Scratch, error) {
 	m := api.Mount{}
 	var size int64

@@ -91,9 +91,9 @@ than it has.`,
 
 // setOpt applies an option of Docker's local driver.
 func (o *volumeFlags) setOpt(text string) error {
-	name, value, ok := strings.Cut(strings.TrimPrefix(text, "o=size="), "=")
-	if strings.HasPrefix(text, "o=size=") {
-		name, value, ok = "size", strings.TrimPrefix(text, "o=size="), true
+	name, value, ok := strings.Cut(text, "=")
+	if size, mount := strings.CutPrefix(text, "o=size="); mount {
+		name, value = "size", size
 	}
 	var err error
 	switch {

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -11,6 +12,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/service"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 )
+
+// maxRefused is the number of bytes that are read of an archive after it was refused.
+const maxRefused = 64 << 20
 
 // labelsOf reads the parameters label of a query, each key=value; nil if there are none.
 func labelsOf(q url.Values) (map[string]string, error) {
@@ -123,6 +127,8 @@ func (s *Server) postVolumeImport(w http.ResponseWriter, r *http.Request) error 
 		return bodyError(body.err)
 	}
 	if err != nil {
+		// Clients read the answer when they have sent the archive, or find the connection closed.
+		_, _ = io.Copy(io.Discard, io.LimitReader(body, maxRefused))
 		return err
 	}
 	w.Header().Set("Location", "/v1/volumes/"+out.Name)

@@ -59,6 +59,8 @@
 //	◀── {sockets} + 3 sockets ──────────────  copies of those at which its connections end: TCP, DNS, DNS over TCP
 //	── network-socket {id, socket} ─────────▶  "tcp", "udp" or "diag"
 //	◀── {sockets} + a socket ───────────────  made inside the sandbox's network namespace
+//	── volume {action, id} ─────────────────▶  removes or counts a volume; reads its archive to a pipe, or writes it from one
+//	◀── {usage | layer} ────────────────────
 //	── resume | leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────
 //

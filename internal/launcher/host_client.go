@@ -574,8 +574,8 @@ func (c *Client) diff(ctx context.Context, req *diffRequest, receive func(io.Rea
 	return c.stream(ctx, &request{Op: opDiff, Diff: req}, receive)
 }
 
-// stream sends a request with a pipe and lets receive take what comes from it, which is complete only
-// if stream returns no error.
+// stream sends a request with a pipe and lets receive take what comes from it, which is complete
+// only if stream returns no error.
 func (c *Client) stream(ctx context.Context, req *request, receive func(io.Reader) error) (runtime.DiffResult, error) {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 // name.
 const VolumesDir = SandboxesDir + "/.volumes"
 
-// VolumeData is the directory of a volume that sandboxes mount. Nothing above it can be reached from
-// there.
+// VolumeData is the directory of a volume that sandboxes mount. Nothing above it can be reached
+// from there.
 const VolumeData = "data"
 
 // volumeFresh is the directory of a volume in which an import unpacks; it replaces an empty
@@ -30,8 +30,8 @@ const volumeFresh = "fresh"
 // volumeReading bounds an archive of a volume in bytes: holes of files count in full.
 const volumeReading = 1 << 40
 
-// volumeDepth bounds the depth of a volume's directories that an import makes. Deeper ones could not
-// be counted (quota.MaxDepth).
+// volumeDepth bounds the depth of a volume's directories that an import makes. Deeper ones could
+// not be counted (quota.MaxDepth).
 const volumeDepth = 500
 
 // volumeKeeper lists the methods of the engine about volumes.
@@ -197,8 +197,8 @@ func (s *Server) writeVolume(ctx context.Context, keeper volumeKeeper, req *volu
 	return &result, nil
 }
 
-// checkFilled compares the disk space of an unpacked archive with the limit of its volume: blocks and
-// directories take more than contents.
+// checkFilled compares the disk space of an unpacked archive with the limit of its volume: blocks
+// and directories take more than contents.
 func checkFilled(dir string, limit runtime.VolumeUsage) error {
 	used, err := quota.Measure([]string{dir}, quota.Usage(limit))
 	switch {

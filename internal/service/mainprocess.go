@@ -74,7 +74,7 @@ func (s *core) follow(x *Execution) bool {
 
 // create makes a sandbox and starts its main process, if it has one.
 func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, error) {
-	release, err := s.prepareVolumes(&r)
+	release, err := s.prepareVolumes(ctx, &r)
 	if err != nil {
 		return api.Sandbox{}, err
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -43,7 +44,7 @@ func addVolumes(r *runtime.Request, from *origin) {
 	for _, target := range from.volumes {
 		target = path.Clean("/" + target)
 		m := api.Mount{Type: api.MountVolume, Target: target}
-		more := api.Settings{Mounts: append(r.Mounts[:len(r.Mounts):len(r.Mounts)], m), Tmpfs: r.Tmpfs}
+		more := api.Settings{Mounts: append(slices.Clip(r.Mounts), m), Tmpfs: r.Tmpfs}
 		if w := r.Workspace; w != nil && (within(target, w.Target) || within(w.Target, target)) {
 			continue
 		}
@@ -56,9 +57,9 @@ func addVolumes(r *runtime.Request, from *origin) {
 	}
 }
 
-// prepareVolumes makes the volumes that a request names and that do not exist, and keeps all of them
-// until release is called. Those that it has made and that no sandbox has then are removed.
-func (s *core) prepareVolumes(r *runtime.Request) (release func(context.Context), err error) {
+// prepareVolumes makes the volumes that a request names and that do not exist, and keeps all of
+// them until release is called. Those that it has made and that no sandbox has then are removed.
+func (s *core) prepareVolumes(ctx context.Context, r *runtime.Request) (release func(context.Context), err error) {
 	var releases []func()
 	var made []volume.Record
 	release = func(ctx context.Context) {
@@ -71,7 +72,7 @@ func (s *core) prepareVolumes(r *runtime.Request) (release func(context.Context)
 	}
 	defer func() {
 		if err != nil {
-			release(context.Background())
+			release(ctx)
 		}
 	}()
 	mounts := append([]api.Mount{}, r.Mounts...)
@@ -100,13 +101,13 @@ func (s *core) prepareVolumes(r *runtime.Request) (release func(context.Context)
 	return release, nil
 }
 
-// publishVolume records what happened to a volume.
+// publishVolume records a change of a volume.
 func (s *core) publishVolume(action api.EventAction, rec *volume.Record) {
 	s.events.Publish(rec.Tenant, api.Event{Type: api.EventVolume, Action: action, Object: rec.Name, Labels: rec.Labels})
 }
 
-// volumesOf returns the volumes of a sandbox that is about to start. Its record keeps them from being
-// removed.
+// volumesOf returns the volumes of a sandbox that is about to start. Its record keeps them from
+// being removed.
 func (s *core) volumesOf(tenant string, set *api.Settings) ([]runtime.VolumeMount, error) {
 	var all []runtime.VolumeMount
 	for i := range set.Mounts {
@@ -400,7 +401,7 @@ func (s *core) fillVolume(ctx context.Context, rec *volume.Record, r io.Reader) 
 	_, cerr := io.Copy(out, r)
 	if cerr != nil && !errors.Is(cerr, syscall.EPIPE) {
 		cancel(cerr)
-		<-filled
+		<-filled //nolint:errcheck // it follows from the stream's
 		return result, errors.Join(cerr, out.Close())
 	}
 	err = errors.Join(out.Close(), <-filled)

@@ -62,7 +62,8 @@ func TestVolumesOfTenants(t *testing.T) {
 	}
 }
 
-// A volume that is made for a sandbox that cannot be created is not left, and one that was there is.
+// A volume that is made for a sandbox that cannot be created is not left, and one that was there
+// is.
 func TestVolumesOfFailedCreations(t *testing.T) {
 	r := daemontest.New(t, servicetest.RealInit(t)).Start()
 	a := r.D.Service().For(service.Caller{Rights: service.Administer})

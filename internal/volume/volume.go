@@ -2,8 +2,8 @@
 // launcher's.
 //
 // A record is a file of JSON in the store's directory, written beside, synced and renamed. It is
-// there before a file of the volume is, and goes after the last one has gone: what a crash leaves is
-// a volume without files, or a removal that can be repeated.
+// there before a file of the volume is, and goes after the last one has gone: what a crash leaves
+// is a volume without files, or a removal that can be repeated.
 package volume
 
 import (
@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -324,8 +325,6 @@ func (s *Store) write(rec *Record) (err error) {
 func (r *Record) clone() Record {
 	c := *r
 	c.Labels = make(map[string]string, len(r.Labels))
-	for k, v := range r.Labels {
-		c.Labels[k] = v
-	}
+	maps.Copy(c.Labels, r.Labels)
 	return c
 }

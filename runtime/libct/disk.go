@@ -45,8 +45,9 @@ func openDisk(reserve int64) (*quota.Watch, error) {
 	return watch, nil
 }
 
-// counted returns the directories of a sandbox whose content counts for its limits: with the volumes
-// that go with it. Others are subjects of their own. Below are the roots of these volumes' mounts.
+// counted returns the directories of a sandbox whose content counts for its limits: with the
+// volumes that go with it. Others are subjects of their own. Below are the roots of these volumes'
+// mounts.
 func (e *Engine) counted(in *instance, id string) (dirs, below []string) {
 	dirs = []string{filepath.Join(launcher.SandboxesDir, id)}
 	e.mu.Lock()

@@ -23,10 +23,10 @@ import (
 
 // Volumes.
 //
-// A volume is a directory among those of the sandboxes. A sandbox with a range of ids of its own sees
-// it through the mount of that range, so that an id of one sandbox is that id of all others that
-// share the volume. Init mounts the volume's data directory. Nothing above that can be reached from
-// inside, and the launcher names nothing below it: it counts and removes through descriptors,
+// A volume is a directory among those of the sandboxes. A sandbox with a range of ids of its own
+// sees it through the mount of that range, so that an id of one sandbox is that id of all others
+// that share the volume. Init mounts the volume's data directory. Nothing above that can be reached
+// from inside, and the launcher names nothing below it: it counts and removes through descriptors,
 // without following links, and archives are read and written by confined children.
 //
 // A volume with a limit is a subject of the disk watch of its own (docs/decisions/0034).
@@ -82,7 +82,7 @@ func volumeRoot(id string) string {
 	return filepath.Join("/", filepath.Base(launcher.VolumesDir), id, launcher.VolumeData)
 }
 
-// sweepVolumes removes what an earlier launcher was removing. It takes its time, and nobody waits.
+// sweepVolumes finishes the removals of an earlier launcher, in the background.
 func (e *Engine) sweepVolumes() {
 	entries, err := os.ReadDir(launcher.VolumesDir)
 	if err != nil {
@@ -151,8 +151,8 @@ func (v *volumes) forget(id string, vol *volume) {
 	}
 }
 
-// awaitArchives waits for the end of archives of a volume that are read or written: their client may
-// have given up, and the removal of what it has made be its last request.
+// awaitArchives waits for the end of archives of a volume that are read or written: their client
+// may have given up, and a removal is its last request.
 func (v *volumes) awaitArchives(ctx context.Context, vol *volume) error {
 	for {
 		v.mu.Lock()
@@ -251,7 +251,8 @@ func (e *Engine) holdVolumes(ctx context.Context, spec *runtime.Spec) (_ *heldVo
 	return h, nil
 }
 
-// openVolume makes a volume ready to be mounted. It reports whether the image's files may be copied.
+// openVolume makes a volume ready to be mounted. It reports whether the image's files may be
+// copied.
 func (e *Engine) openVolume(m *runtime.VolumeMount, vol *volume) (fill bool, err error) {
 	e.volumes.mu.Lock()
 	used, filling := len(vol.users) > 0, vol.filling
@@ -397,8 +398,8 @@ func (e *Engine) leaveVolumes(in *instance) {
 // volumeSubject is the name of a volume for the watch of the disk: no sandbox has it.
 func volumeSubject(id string) string { return "volume " + id }
 
-// watchVolume counts what a volume has while a sandbox can write to it. One that belongs to a single
-// sandbox is counted with that.
+// watchVolume counts the files of a volume while a sandbox can write to it. One that belongs to a
+// single sandbox is counted with that.
 func (e *Engine) watchVolume(id string, m *runtime.VolumeMount, vol *volume) {
 	limit := quota.Usage(m.Limit)
 	if m.Own || m.ReadOnly || limit == (quota.Usage{}) && e.host.DiskReserve == 0 {
@@ -435,7 +436,7 @@ func (e *Engine) usersOf(vol *volume, writers bool) map[*instance]volumeUser {
 	return users
 }
 
-// measureVolume returns what the directory of a volume and the files without a name take that
+// measureVolume returns the disk space of a volume directory, and of files without a name that
 // sandboxes have opened there.
 func (e *Engine) measureVolume(id string, vol *volume, limit quota.Usage) (quota.Usage, error) {
 	used, err := quota.Measure([]string{volumeData(id)}, limit)

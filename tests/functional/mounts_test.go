@@ -173,7 +173,8 @@ func TestMountsThatAreRefused(t *testing.T) {
 	refuse(d, "has a link there", one(at("root/a"), "/bin/below"))
 	refuse(d, "lie in one another", api.Settings{Mounts: []api.Mount{bindMount(at("root/a"), "/m"), bindMount(at("root/other"), "/m/n")}})
 	refuse(d, "file system in memory", api.Settings{Mounts: []api.Mount{bindMount(at("root/a"), "/m/n")}, Tmpfs: []api.Scratch{{Path: "/m"}}})
-	refuse(d, "must be \"bind\"", api.Settings{Mounts: []api.Mount{{Type: "volume", Source: at("root/a"), Target: "/m"}}})
+	refuse(d, "must be \"bind\"", api.Settings{Mounts: []api.Mount{{Type: "nfs", Source: at("root/a"), Target: "/m"}}})
+	refuse(d, "has the type bind", api.Settings{Mounts: []api.Mount{{Type: api.MountVolume, Source: at("root/a"), Target: "/m"}}})
 	var left api.SandboxList
 	if err := d.Call(t.Context(), "GET", "/v1/sandboxes", nil, &left); err != nil || len(left.Sandboxes) > 0 {
 		t.Errorf("left: %+v, %v", left, err)

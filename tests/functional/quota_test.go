@@ -182,8 +182,8 @@ func TestDiskLimitHoldsWithoutTheDaemon(t *testing.T) {
 	}
 }
 
-// On a small disk two sandboxes fill what they may, in their own files, in a volume and in logs, and a
-// third one and the daemon work on, records and files included. All space is free at the end.
+// On a small disk two sandboxes fill what they may, in their own files, in a volume and in logs,
+// and a third one and the daemon work on, records and files included. All space is free at the end.
 func TestSandboxesShareASmallDisk(t *testing.T) {
 	testenv.RequireRoot(t)
 	testenv.RequireUserNS(t)

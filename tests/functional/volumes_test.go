@@ -62,8 +62,8 @@ func dropVolume(t *testing.T, d *harness.Daemon, name string) {
 	})
 }
 
-// Sandboxes share a volume: what a user of one writes belongs to that user in all others, whatever ids
-// they have on the host. It stays when they are gone, and through kills of daemon and launcher.
+// Sandboxes share a volume: files of a user of one belong to that user in all others, whatever
+// ids they have on the host. It stays when they are gone, and through kills of daemon and launcher.
 func TestVolumesAreShared(t *testing.T) {
 	testenv.RequireUserNS(t)
 	volumesAreShared(t, harness.Start(t, harness.Options{}))
@@ -153,8 +153,8 @@ func volumesAreShared(t *testing.T, d *harness.Daemon) {
 	}
 }
 
-// An image's VOLUME and a mount without a source are volumes of their sandbox alone, with the files of
-// the image, and go with it. A volume gets these files once, when it is empty.
+// An image's VOLUME and a mount without a source are volumes of their sandbox alone, with the files
+// of the image, and go with it. A volume gets these files once, when it is empty.
 func TestVolumesOfImages(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := shared(t)
@@ -261,7 +261,25 @@ func TestVolumesOfImages(t *testing.T) {
 		}
 		s.Delete(t)
 	}
-	// What does not fit is not copied, and the volume stays as it was.
+	if os.Getuid() == 0 { // a copy that a crash has cut off is made anew
+		name := makeVolume(t, d, api.CreateVolume{})
+		s := d.Create(t, api.CreateSandbox{Image: ref, Settings: withVolumes(api.Mount{Type: api.MountVolume, Source: name, Target: "/srv/site", NoCopy: true})})
+		s.Sh(t, "mkdir -p /srv/site/half/a; echo part > /srv/site/index")
+		s.Delete(t)
+		found, err := filepath.Glob(filepath.Join(d.DataDir, "sandboxes/.volumes/*/data/half"))
+		if err != nil || len(found) != 1 {
+			t.Fatalf("%q, %v", found, err)
+		}
+		if err := os.WriteFile(filepath.Join(found[0], "../../filling"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s = d.Create(t, api.CreateSandbox{Image: ref, Settings: withVolumes(volumeMount(name, "/srv/site"))})
+		if got := s.Sh(t, look+"; ls /srv/site"); got != want+"index\nlink\nsub\n" {
+			t.Errorf("after a crash: %q", got)
+		}
+		s.Delete(t)
+	}
+	// Too many files are not copied, and the volume stays as it was.
 	small := makeVolume(t, d, api.CreateVolume{Inodes: 3})
 	_, err = c.CreateSandbox(t.Context(), api.CreateSandbox{Image: ref, Settings: withVolumes(volumeMount(small, "/srv/site"))})
 	if err == nil || !strings.Contains(err.Error(), "more than the volume may have") {
@@ -272,8 +290,8 @@ func TestVolumesOfImages(t *testing.T) {
 	}
 }
 
-// A volume is exported with its names, owners and links, and imported whole or not at all. Nothing in
-// an archive leads out of the volume.
+// A volume is exported with its names, owners and links, and imported whole or not at all. Nothing
+// in an archive leads out of the volume.
 func TestVolumeArchives(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := shared(t)
@@ -430,4 +448,48 @@ while True:
 		}
 	}
 	s.Delete(t)
+}
+
+// With a read-only root a volume is writable, a new one belongs to the programs' user, and one with
+// mounts of the host keeps its owners or is refused.
+func TestVolumesOfReadOnlyRoots(t *testing.T) {
+	testenv.RequireUserNS(t)
+	dir := mountRoot(t)
+	d := harness.Start(t, harness.Options{Args: []string{"--mount-root", dir, "--volume-limit", "64m"}})
+	c := d.Client(t)
+	ids := d.System(t).Enforced.IDs
+	req := api.CreateSandbox{Settings: withVolumes(volumeMount("", "/own"), volumeMount("data", "/data"))}
+	if req.ReadOnly = true; ids != api.IDsSingle {
+		req.Profile = "hardened"
+	}
+	s := d.Create(t, req)
+	if got := s.Sh(t, "touch /own/x /data/x && ls /own /data; touch /x 2>/dev/null || echo refused"); got != "/data:\nx\n\n/own:\nx\nrefused\n" {
+		t.Errorf("a read-only root: %q", got)
+	}
+	if v, err := c.Volume(t.Context(), "data"); err != nil || v.Size != 1<<20 || s.Enforced.Volumes != "accounting" {
+		t.Errorf("a volume without a size: %+v, %v; enforced.volumes %q", v, err, s.Enforced.Volumes)
+	}
+	if _, err := c.CreateVolume(t.Context(), api.CreateVolume{Name: "large", Size: 64 << 20}); !errors.Is(err, &api.Problem{Code: api.CodeConflict}) || !strings.Contains(err.Error(), "of at most 64") {
+		t.Errorf("beyond --volume-limit: %v", err)
+	}
+	both := api.CreateSandbox{Settings: withVolumes(volumeMount("data", "/data"), bindMount(dir, "/mnt/host"))}
+	with, err := c.CreateSandbox(t.Context(), both)
+	switch {
+	case ids == api.IDsShared:
+		if !errors.Is(err, &api.Problem{Code: api.CodeUnenforceable}) {
+			t.Errorf("with a mount of the host: %v", err)
+		}
+	case err != nil:
+		t.Error(err)
+	default:
+		mounted := d.Sandbox(*with)
+		if got := mounted.Sh(t, "touch /mnt/host/x; ls /data /mnt/host"); got != "/data:\nx\n\n/mnt/host:\nx\n" {
+			t.Errorf("with a mount of the host: %q", got)
+		}
+		mounted.Delete(t)
+	}
+	s.Delete(t)
+	if err := c.RemoveVolume(t.Context(), "data"); err != nil {
+		t.Error(err)
+	}
 }

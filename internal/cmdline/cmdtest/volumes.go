@@ -10,8 +10,8 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// volumeRoutes serves two volumes, one of which a sandbox has, and keeps the bodies of requests that
-// change something in f.Volumes. "nothing" does not exist.
+// volumeRoutes serves two volumes, one of which a sandbox has, and keeps the bodies of requests
+// that change something in f.Volumes. "nothing" does not exist.
 func (f *Daemon) volumeRoutes(mux *http.ServeMux) {
 	all := []api.Volume{
 		{Name: "cache", Labels: map[string]string{"app": "shop"}, Size: 1 << 30, Inodes: 131072, CreatedAt: time.Now().Add(-time.Hour), Sandboxes: []api.SandboxRef{{ID: "sb1", Name: "one"}}},
