@@ -183,6 +183,7 @@ func (c *call) serve(table []route) error {
 	if c.q, err = url.ParseQuery(c.r.URL.RawQuery); err != nil {
 		return badf("parse the query: %v", err)
 	}
+	path = strings.Replace(path, "/containers//", "/containers/", 1) // a name as inspect shows it
 	known := false
 	for i := range table {
 		m := table[i].match.FindStringSubmatch(path)

@@ -212,6 +212,9 @@ func (c *call) getImages() error {
 			if len(tags) == 0 {
 				continue
 			}
+			digests = slices.DeleteFunc(digests, func(d string) bool {
+				return !slices.ContainsFunc(tags, func(tag string) bool { return repositoryOf(tag) == repositoryOf(d) })
+			})
 		}
 		labels := d.Config.Labels
 		if labels == nil {

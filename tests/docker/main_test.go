@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -168,4 +167,3 @@ func (f *face) must(t *testing.T, docker string, args ...string) string {
 
 func config() v1.Config { return v1.Config{Cmd: []string{"sh"}, Env: []string{"PATH=/bin"}} }
 
-func sprint(v any) string { return fmt.Sprintf("%+v", v) }
