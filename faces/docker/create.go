@@ -343,6 +343,9 @@ func checkHost(h *container.HostConfig) error {
 			return refuse(word.field, word.value)
 		}
 	}
+	if slices.ContainsFunc(h.CapAdd, func(name string) bool { return strings.EqualFold(name, "ALL") }) {
+		return refuse("CapAdd", "ALL")
+	}
 	for _, opt := range h.SecurityOpt {
 		name, value, _ := strings.Cut(strings.Replace(opt, ":", "=", 1), "=")
 		switch {

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/moby/moby/api/types/container"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -103,6 +105,35 @@ func (c *call) hijack(tty bool) (*hijacked, error) {
 		return nil, errAnswered
 	}
 	return &hijacked{conn, rw.Reader}, nil
+}
+
+// headTimeout bounds the wait for a client that does not read the head of an answer.
+const headTimeout = 2 * time.Second
+
+// awaitHead waits until the client has read what was written: docker-py reads the head through a
+// buffer that it then drops, with all output that has come along with the head.
+func (h *hijacked) awaitHead() {
+	u, ok := h.Conn.(*net.UnixConn)
+	if !ok {
+		return
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return
+	}
+	begun := time.Now()
+	for pause := 50 * time.Microsecond; time.Since(begun) < headTimeout; pause = min(2*pause, 5*time.Millisecond) {
+		unread := 0
+		err := raw.Control(func(fd uintptr) {
+			if n, err := unix.IoctlGetInt(int(fd), unix.TIOCOUTQ); err == nil { //nolint:gosec // a descriptor
+				unread = n
+			}
+		})
+		if err != nil || unread == 0 {
+			return
+		}
+		<-time.After(pause)
+	}
 }
 
 // keys are the keys that detach a client from a terminal.
@@ -257,6 +288,7 @@ func (c *call) attach(a attachment) error {
 	}
 	defer conn.Close()
 	late.conn = conn
+	conn.awaitHead()
 	close(late.ready)
 	if a.begin != nil {
 		if err := a.begin(ctx); err != nil {

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"archive/tar"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -92,6 +93,16 @@ func TestHostileRequests(t *testing.T) {
 	} {
 		n++
 		status, answer := f.post(t, create, request)
+		if status == http.StatusCreated { // the host's directories are opened when it starts
+			var made struct{ ID string }
+			if err := json.Unmarshal([]byte(answer), &made); err != nil {
+				t.Fatal(err)
+			}
+			status, answer = f.do(t, "POST", "/containers/"+made.ID+"/start", "", nil)
+			if s, a := f.do(t, "DELETE", "/containers/"+made.ID+"?force=1", "", nil); s != http.StatusNoContent {
+				t.Errorf("%s: remove it: %d %s", name, s, a)
+			}
+		}
 		if status < 400 || status >= 500 {
 			t.Errorf("%s: %d %s", name, status, answer)
 			continue

@@ -166,4 +166,3 @@ func (f *face) must(t *testing.T, docker string, args ...string) string {
 }
 
 func config() v1.Config { return v1.Config{Cmd: []string{"sh"}, Env: []string{"PATH=/bin"}} }
-
