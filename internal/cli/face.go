@@ -34,6 +34,7 @@ func newFace(d deps) *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newFaceDocker(d))
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
