@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -21,7 +20,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
-	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
 // Versions of Docker's API that are spoken, and the version of Docker that the face says it is.
@@ -73,8 +71,7 @@ func New(opts Options) *Face {
 	return &Face{opts: opts, api: opts.Client, log: opts.Log, failed: make(map[string]map[chan int]struct{}), working: make(map[string]*turn)}
 }
 
-// Serve serves the listener of a Unix socket until ctx ends. Only the face's own user and root are
-// answered: the daemon takes every request for its own user's.
+// Serve serves a listener until ctx ends. See [Listen].
 func (f *Face) Serve(ctx context.Context, l net.Listener) error {
 	server := &http.Server{
 		Handler:           f.Handler(),
@@ -85,29 +82,10 @@ func (f *Face) Serve(ctx context.Context, l net.Listener) error {
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-	if err := server.Serve(&owners{l}); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve Docker's API: %w", err)
 	}
 	return nil
-}
-
-// owners accepts connections of the process's own user and of root.
-type owners struct{ net.Listener }
-
-// Accept implements net.Listener.
-func (o *owners) Accept() (net.Conn, error) {
-	for {
-		c, err := o.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		if u, ok := c.(*net.UnixConn); ok {
-			if uid, err := unixmsg.PeerUID(u); err == nil && (uid == 0 || int(uid) == os.Geteuid()) {
-				return c, nil
-			}
-		}
-		_ = c.Close() // nothing was said
-	}
 }
 
 // call is one request.
