@@ -80,8 +80,8 @@ type Exec struct {
 	TTY       bool      `json:"tty,omitempty"`
 	Detached  bool      `json:"detached,omitempty"`
 	StdinOpen bool      `json:"stdin_open,omitempty"` // as it was asked for
-	Main      bool      `json:"main,omitempty"` // current or former main process; "main" also names the latest
-	PID       int       `json:"pid"`            // inside the sandbox
+	Main      bool      `json:"main,omitempty"`       // current or former main process; "main" also names the latest
+	PID       int       `json:"pid"`                  // inside the sandbox
 	State     ExecState `json:"state"`
 	StartedAt time.Time `json:"started_at"`
 	EndedAt   time.Time `json:"ended_at,omitzero"`

@@ -31,8 +31,8 @@ const reserved = "sandboxd."
 // A fieldRule says what becomes of a field of HostConfig.
 type fieldRule string
 
-// The rules: what the field asks for is done, cannot make a difference here, or is refused unless
-// it asks for nothing.
+// The rules: the field is done, cannot make a difference here, or is refused unless it asks for
+// nothing.
 const (
 	honoured fieldRule = "honoured"
 	ignored  fieldRule = "ignored"
@@ -413,7 +413,7 @@ func limitsOf(l *api.Limits, r *container.Resources, storage map[string]string) 
 	return nil
 }
 
-// mountsOf translates what is mounted.
+// mountsOf translates binds, mounts and file systems in memory.
 func mountsOf(set *api.Settings, h *container.HostConfig) error {
 	for _, bind := range h.Binds {
 		parts := strings.Split(bind, ":")

@@ -131,7 +131,7 @@ func noImage(ref string) error {
 	return statusf(http.StatusNotFound, "No such image: %s", clip(ref))
 }
 
-// checkReference refuses what is no name of an image, before it becomes a part of others.
+// checkReference refuses a text that names no image, before it becomes a part of others.
 func checkReference(ref string) error {
 	bad := strings.ContainsFunc(ref, func(r rune) bool {
 		return r <= ' ' || r == 0x7f || r > 0x7f || strings.ContainsRune(`\"'<>|*?{}$;&`, r)
@@ -440,8 +440,8 @@ type errorDetail struct {
 	Message string `json:"message"`
 }
 
-// lines sends progress. The head of the answer goes with the first line, so that an error before has
-// its own status.
+// lines sends progress. The head of the answer goes with the first line, so that an error before
+// has its own status.
 type lines struct {
 	c     *call
 	began bool

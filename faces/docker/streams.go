@@ -616,8 +616,8 @@ func (c *call) postExec() error {
 	return c.json(http.StatusCreated, map[string]string{"Id": execID(made.Sandbox, made.ID)})
 }
 
-// execOutput is the output of an exec that is in memory at a time. Clients that attach miss nothing:
-// the program waits for them.
+// execOutput is the output of an exec that is in memory at a time. Clients that attach miss
+// nothing: the program waits for them.
 const execOutput = 256 << 10
 
 // exec returns the exec that the path names.

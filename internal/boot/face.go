@@ -15,8 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
-// The delays before a face that has ended is started again. One that ran for longer than the longest
-// begins anew.
+// The delays before a face that has ended is started again. One that ran for longer than the
+// longest begins anew.
 const (
 	firstFaceDelay = 100 * time.Millisecond
 	maxFaceDelay   = 10 * time.Second

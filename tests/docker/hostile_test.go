@@ -16,8 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// Each request asks for power over the host, for what is the daemon's own, or makes no sense. All
-// are refused in the form of Docker's errors, and leave no container.
+// Each request asks for power over the host, for something of the daemon's own, or makes no sense.
+// All are refused in the form of Docker's errors, and leave no container.
 func TestHostileRequests(t *testing.T) {
 	f := start(t)
 	f.images(t)
@@ -284,7 +284,7 @@ func facePID(t *testing.T, f *face) int {
 	return 0
 }
 
-// The face can read none of its user's files and reach no other socket: what it must not do fails.
+// The face can read none of its user's files and reach no other socket: every such try fails.
 func TestFaceIsConfined(t *testing.T) {
 	f := start(t)
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", facePID(t, f)))

@@ -400,7 +400,8 @@ func (c *Client) TarOut(ctx context.Context, path string, w *os.File) error {
 }
 
 // TarIn extracts the tar stream that init reads from r, which must be a pipe, below path. Missing
-// directories are made. All entries get the owner uid and gid; with owners those get the stream's. Existing
+// directories are made. All entries get the owner uid and gid; with owners those get the stream's.
+// Existing
 // files are replaced, existing directories kept. An entry that would leave path, also through a
 // link, is an error, and so are devices, FIFOs and sockets. After an error the entries before it
 // stay.
