@@ -478,14 +478,14 @@ func tmpfsOf(target, options string) (api.Scratch, error) {
 		case "mode":
 			var n uint64
 			n, err = strconv.ParseUint(value, 8, 12)
-			t.Mode = uint32(n) //nolint:gosec // 12 bits
+			t.Mode = uint32(n)
 		case "uid", "gid":
 			var n uint64
 			n, err = strconv.ParseUint(value, 10, 32)
 			if name == "uid" {
-				t.UID = uint32(n) //nolint:gosec // 32 bits
+				t.UID = uint32(n)
 			} else {
-				t.GID = uint32(n) //nolint:gosec // 32 bits
+				t.GID = uint32(n)
 			}
 		default:
 			err = errors.New("unknown")
@@ -536,7 +536,7 @@ func (f *Face) networkOf(ctx context.Context, sb *api.CreateSandbox, req *contai
 	switch {
 	case mode == "host":
 		return refuse("NetworkMode", mode)
-	case mode == "none", req.Config.NetworkDisabled:
+	case mode == "none", req.NetworkDisabled:
 		sb.Network.Mode = api.NetworkNone
 		return nil
 	case strings.HasPrefix(mode, "container:"):
@@ -601,11 +601,11 @@ func requestOf(sb *api.Sandbox) *container.CreateRequest {
 			return kept
 		}
 	}
-	req.Config.Image, req.Config.Cmd, req.Config.Tty, req.Config.OpenStdin = sb.Image, sb.Command, sb.TTY, sb.StdinOpen
-	req.Config.Env, req.Config.Labels, req.Config.Hostname = sb.Env, map[string]string{}, cmp.Or(sb.Hostname, sb.Name)
+	req.Image, req.Cmd, req.Tty, req.OpenStdin = sb.Image, sb.Command, sb.TTY, sb.StdinOpen
+	req.Env, req.Labels, req.Hostname = sb.Env, map[string]string{}, cmp.Or(sb.Hostname, sb.Name)
 	for k, v := range sb.Labels {
 		if !strings.HasPrefix(k, reserved) {
-			req.Config.Labels[k] = v
+			req.Labels[k] = v
 		}
 	}
 	req.HostConfig.NetworkMode = container.NetworkMode(cmp.Or(string(sb.Network.Mode), "none"))

@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"mime"
 	"net"
 	"net/http"
 	"net/url"
 	"regexp"
-	"runtime"
+	goruntime "runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -307,15 +309,13 @@ func (c *call) filters(known ...string) (filters, error) {
 	}
 	var lists map[string][]string
 	if json.Unmarshal([]byte(text), &lists) == nil {
-		for k, v := range lists {
-			out[k] = v
-		}
+		maps.Copy(out, lists)
 	} else {
-		var maps map[string]map[string]bool
-		if err := json.Unmarshal([]byte(text), &maps); err != nil {
+		var sets map[string]map[string]bool
+		if err := json.Unmarshal([]byte(text), &sets); err != nil {
 			return nil, badf("invalid filter: %v", err)
 		}
-		for k, m := range maps {
+		for k, m := range sets {
 			for v, on := range m {
 				if on {
 					out[k] = append(out[k], v)
@@ -324,11 +324,7 @@ func (c *call) filters(known ...string) (filters, error) {
 		}
 	}
 	for k := range out {
-		found := false
-		for _, name := range known {
-			found = found || name == k
-		}
-		if !found {
+		if !slices.Contains(known, k) {
 			return nil, badf("invalid filter '%s'", clip(k))
 		}
 	}
@@ -341,12 +337,7 @@ func (f filters) has(key string, fits func(want string) bool) bool {
 	if !ok {
 		return true
 	}
-	for _, want := range wants {
-		if fits(want) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(wants, fits)
 }
 
 // labels reports whether labels have all that the filters label and label! ask for.
@@ -376,4 +367,4 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-func architecture() string { return runtime.GOARCH }
+func architecture() string { return goruntime.GOARCH }

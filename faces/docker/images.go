@@ -648,7 +648,7 @@ func (c *call) saveAll(first io.Reader, rest []string) error {
 			if err := out.WriteHeader(h); err != nil {
 				return err
 			}
-			if _, err := io.Copy(out, r); err != nil {
+			if _, err := io.Copy(out, r); err != nil { //nolint:gosec // it is passed on as it comes
 				return err
 			}
 		}
@@ -812,15 +812,15 @@ func (c *call) postCommit() error {
 			}
 		}
 	}
-	merge(&cfg.Cmd, body.Cmd, req.Config.Cmd)
-	merge(&cfg.Entrypoint, body.Entrypoint, req.Config.Entrypoint)
+	merge(&cfg.Cmd, body.Cmd, req.Cmd)
+	merge(&cfg.Entrypoint, body.Entrypoint, req.Entrypoint)
 	if len(cfg.Entrypoint) > 0 && len(cfg.Cmd) == 0 {
 		cfg.Cmd = sb.Cmd
 	}
-	cfg.Env = slices.Concat(req.Config.Env, body.Env, cfg.Env)
-	cfg.WorkingDir = cmp.Or(cfg.WorkingDir, body.WorkingDir, req.Config.WorkingDir)
-	cfg.User = cmp.Or(cfg.User, body.User, req.Config.User)
-	for _, labels := range []map[string]string{body.Labels, req.Config.Labels} {
+	cfg.Env = slices.Concat(req.Env, body.Env, cfg.Env)
+	cfg.WorkingDir = cmp.Or(cfg.WorkingDir, body.WorkingDir, req.WorkingDir)
+	cfg.User = cmp.Or(cfg.User, body.User, req.User)
+	for _, labels := range []map[string]string{body.Labels, req.Labels} {
 		for k, v := range labels {
 			if cfg.Labels == nil {
 				cfg.Labels = map[string]string{}

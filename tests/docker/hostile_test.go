@@ -222,8 +222,6 @@ func TestKilledFace(t *testing.T) {
 	f.images(t)
 	docker := filepath.Join(f.bin, "docker")
 	f.must(t, docker, "run", "-d", "-i", "--name", "box", image, "sh", "-c", "n=0; while read line; do n=$((n+1)); echo $n; done; exit 5")
-	type client struct{ conn net.Conn }
-	var clients []client
 	for range 50 {
 		conn, err := net.Dial("unix", f.socket)
 		if err != nil {
@@ -235,7 +233,6 @@ func TestKilledFace(t *testing.T) {
 		if _, err := conn.Read(head); err != nil || !strings.HasPrefix(string(head), "HTTP/1.1 101") {
 			t.Fatalf("attach: %q, %v", head, err)
 		}
-		clients = append(clients, client{conn})
 	}
 	pid := facePID(t, f)
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
