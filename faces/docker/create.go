@@ -304,7 +304,7 @@ func labelsOf(all map[string]string) map[string]string {
 	return out
 }
 
-// checkHost refuses what a sandbox cannot have.
+// checkHost refuses fields that no sandbox can have.
 func checkHost(h *container.HostConfig) error {
 	empty := map[string]bool{
 		"Privileged": !h.Privileged, "PublishAllPorts": !h.PublishAllPorts, "BlkioDeviceReadBps": len(h.BlkioDeviceReadBps) == 0,

@@ -297,7 +297,7 @@ func (c *call) ctx() context.Context { return c.r.Context() }
 // flush sends what has been written so far.
 func (c *call) flush() { _ = http.NewResponseController(c.w).Flush() }
 
-// filters are what a list is restricted to: for each key the values of which one must fit.
+// filters restrict a list: for each key one of the values must fit.
 type filters map[string][]string
 
 // filters reads the parameter in both forms that clients use: lists, and maps of true.
