@@ -163,8 +163,8 @@ type CreateSandbox struct {
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	TTY        bool     `json:"tty,omitempty"`        // gives the main process a terminal, as in [ExecRequest]
 	StdinOpen  bool     `json:"stdin_open,omitempty"` // as in [ExecRequest]
-	// Stopped makes the sandbox without running it: it is "stopped" for the reason "created" until it
-	// is started.
+	// Stopped makes the sandbox without running it: it is "stopped" for the reason "created" until
+	// it is started.
 	Stopped bool `json:"stopped,omitempty"`
 	// Timeout is the time in seconds after which the sandbox is stopped, busy or not. 0 means the
 	// daemon's default, an hour. -1, [Never], means no end, of sandboxes of the daemon's own user only;

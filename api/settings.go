@@ -44,8 +44,8 @@ type Settings struct {
 	// daemon does it, or the next one. A request that waits for the end gets the exit all the same. It
 	// cannot be rolled back, and has no restart policy. A fork is not removed so.
 	AutoRemove bool `json:"auto_remove,omitempty"`
-	// Annotations are notes of the client that made the sandbox, for itself: at most 64 keys and 256 KiB
-	// in all. Nothing here reads them.
+	// Annotations are notes of the client that made the sandbox, for itself: at most 64 keys and
+	// 256 KiB in all. Nothing here reads them.
 	Annotations map[string]string `json:"annotations,omitempty"`
 	// Workspace is a directory of the host to work on. Only the daemon's own user can name one. A fork
 	// has none.

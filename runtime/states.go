@@ -190,7 +190,8 @@ func (s *Supervisor) Settle(id string) error {
 	return s.rewrite(sb, l)
 }
 
-// The reasons on record of sandboxes that were created stopped, that a client stopped, whose main process exited, which is
+// The reasons on record of sandboxes that were created stopped, that a client stopped, whose main
+// process exited, which is
 // followed by its code, that were idle, which is followed by the time, and that used too much disk
 // space, or memory of the kernel's that no limit counts, which are followed by the limit.
 const (

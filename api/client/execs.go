@@ -112,8 +112,8 @@ func (c *Client) StartExec(ctx context.Context, id, exec string, size api.Termin
 
 // AttachOptions say how [Client.AttachWith] attaches.
 type AttachOptions struct {
-	// Next waits for the start of a prepared exec, or of the next main process ([api.MainExec]). Nothing
-	// of its output is missed.
+	// Next waits for the start of a prepared exec, or of the next main process ([api.MainExec]).
+	// Nothing of its output is missed.
 	Next bool
 	// End begins with output that is still to come. With neither all that is kept comes first.
 	End bool

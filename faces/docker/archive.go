@@ -66,7 +66,7 @@ type pathStat struct {
 // modeOf returns the mode in the bits of Go, which Docker sends.
 func modeOf(e *api.FileEntry) fs.FileMode {
 	n, _ := strconv.ParseUint(e.Mode, 8, 16) // the daemon's
-	mode := fs.FileMode(n & 0o777)           //nolint:gosec // nine bits
+	mode := fs.FileMode(n & 0o777)
 	for _, bit := range []struct {
 		octal uint64
 		mode  fs.FileMode
@@ -231,7 +231,7 @@ func copyArchive(w io.Writer, root *tar.Header, in io.Reader, base string) error
 			if err := out.WriteHeader(h); err != nil {
 				return err
 			}
-			if _, err := io.Copy(out, from); err != nil {
+			if _, err := io.Copy(out, from); err != nil { //nolint:gosec // it is passed on as it comes
 				return err
 			}
 		}

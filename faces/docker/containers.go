@@ -182,7 +182,7 @@ func networksOf(sb *api.Sandbox, address netip.Addr) map[string]*network.Endpoin
 
 // defaultNetwork is the name of the network of a container without any, as its request had it.
 func defaultNetwork(sb *api.Sandbox) string {
-	if req := requestOf(sb); req.HostConfig.NetworkMode == "none" || req.Config.NetworkDisabled {
+	if req := requestOf(sb); req.HostConfig.NetworkMode == "none" || req.NetworkDisabled {
 		return "none"
 	}
 	return "bridge"
@@ -190,7 +190,7 @@ func defaultNetwork(sb *api.Sandbox) string {
 
 func portMap(sb *api.Sandbox, req *container.CreateRequest) map[string][]portBinding {
 	out := make(map[string][]portBinding)
-	for p := range req.Config.ExposedPorts {
+	for p := range req.ExposedPorts {
 		out[p.String()] = nil
 	}
 	if sb.State != api.StateRunning && sb.State != api.StatePaused {
@@ -249,11 +249,11 @@ func (f *Face) inspect(ctx context.Context, sb *api.Sandbox) (*inspect, error) {
 	req := requestOf(sb)
 	cfg := *req.Config
 	cfg.Env = sb.Env
-	cfg.WorkingDir, cfg.User = sb.Cwd, req.Config.User
+	cfg.WorkingDir, cfg.User = sb.Cwd, req.User
 	if len(cfg.Entrypoint) == 0 {
 		cfg.Entrypoint = sb.Entrypoint
 	}
-	if len(cfg.Cmd) == 0 && len(req.Config.Entrypoint) == 0 {
+	if len(cfg.Cmd) == 0 && len(req.Entrypoint) == 0 {
 		cfg.Cmd = sb.Cmd
 	}
 	if cfg.Labels == nil {
@@ -379,7 +379,7 @@ func (c *call) getContainers() error {
 		return err
 	}
 	slices.Reverse(all) // newest first
-	fits, err := c.listFilter(want, all)
+	fits, err := c.listFilter(want)
 	if err != nil {
 		return err
 	}
@@ -413,8 +413,8 @@ func (c *call) getContainers() error {
 func (f *Face) summary(sb *api.Sandbox, state container.ContainerState) summary {
 	req := requestOf(sb)
 	row := summary{
-		ID: containerID(sb.ID), Names: []string{"/" + sb.Name}, Image: req.Config.Image, ImageID: imageIDOf(sb), Command: strings.Join(sb.Command, " "),
-		Created: sb.CreatedAt.Unix(), Ports: []portSummary{}, Labels: req.Config.Labels, State: state, Status: status(sb, state), Mounts: mountPoints(sb),
+		ID: containerID(sb.ID), Names: []string{"/" + sb.Name}, Image: req.Image, ImageID: imageIDOf(sb), Command: strings.Join(sb.Command, " "),
+		Created: sb.CreatedAt.Unix(), Ports: []portSummary{}, Labels: req.Labels, State: state, Status: status(sb, state), Mounts: mountPoints(sb),
 	}
 	if row.Labels == nil {
 		row.Labels = map[string]string{}
@@ -456,7 +456,7 @@ func status(sb *api.Sandbox, state container.ContainerState) string {
 }
 
 // listFilter returns a function that reports whether a container is wanted.
-func (c *call) listFilter(want filters, all []api.Sandbox) (func(*api.Sandbox, container.ContainerState) bool, error) {
+func (c *call) listFilter(want filters) (func(*api.Sandbox, container.ContainerState) bool, error) {
 	bound := func(key string) (time.Time, error) {
 		var at time.Time
 		for _, ref := range want[key] {
@@ -494,8 +494,8 @@ func (c *call) listFilter(want filters, all []api.Sandbox) (func(*api.Sandbox, c
 	return func(sb *api.Sandbox, state container.ContainerState) bool {
 		req := requestOf(sb)
 		return (before.IsZero() || sb.CreatedAt.Before(before)) && (since.IsZero() || sb.CreatedAt.After(since)) &&
-			(len(want["ancestor"]) == 0 || digests[sb.ImageDigest] || digests[normalize(req.Config.Image)]) &&
-			want.labels(req.Config.Labels) &&
+			(len(want["ancestor"]) == 0 || digests[sb.ImageDigest] || digests[normalize(req.Image)]) &&
+			want.labels(req.Labels) &&
 			want.has("id", func(w string) bool { return strings.HasPrefix(containerID(sb.ID), w) }) &&
 			want.has("name", func(w string) bool { return matchName(w, sb.Name) }) &&
 			want.has("status", func(w string) bool { return string(state) == w }) &&
@@ -644,7 +644,7 @@ func (f *Face) turnOf(sandbox string) (done func()) {
 // grace returns the time that a container has to end: the request's, its own, or Docker's.
 func (c *call) grace(sb *api.Sandbox) (float64, error) {
 	seconds := 10
-	if t := requestOf(sb).Config.StopTimeout; t != nil {
+	if t := requestOf(sb).StopTimeout; t != nil {
 		seconds = *t
 	}
 	if text := c.q.Get("t"); text != "" {
@@ -743,7 +743,7 @@ func (c *call) postKill() error {
 		return statusf(http.StatusConflict, "cannot kill container: %s: container %s is not running", c.args[0], containerID(sb.ID))
 	case name == "SIGKILL":
 		zero := 0.0
-		if _, err := c.f.api.StopSandbox(c.ctx(), sb.ID, api.StopSandbox{Grace: &zero}); err != nil && !(sb.AutoRemove && errors.Is(err, &api.Problem{Code: api.CodeNotFound})) {
+		if _, err := c.f.api.StopSandbox(c.ctx(), sb.ID, api.StopSandbox{Grace: &zero}); err != nil && (!sb.AutoRemove || !errors.Is(err, &api.Problem{Code: api.CodeNotFound})) {
 			return err
 		}
 	default:
@@ -849,7 +849,7 @@ func (c *call) postUpdate() error {
 		if err != nil {
 			return err
 		}
-		if policy != sb.Restart && !(policy == "" && sb.Restart == "no") {
+		if policy != sb.Restart && (policy != "" || sb.Restart != "no") {
 			return badf("RestartPolicy: it is chosen when the container is created")
 		}
 	}
@@ -899,7 +899,7 @@ func (c *call) postContainersPrune() error {
 	for i := range all {
 		sb := &all[i]
 		state := stateOf(sb)
-		if state != container.StateExited && state != container.StateCreated || sb.CreatedAt.After(until) || !want.labels(requestOf(sb).Config.Labels) {
+		if state != container.StateExited && state != container.StateCreated || sb.CreatedAt.After(until) || !want.labels(requestOf(sb).Labels) {
 			continue
 		}
 		if err := c.f.api.DeleteSandbox(c.ctx(), sb.ID); err == nil {

@@ -31,8 +31,8 @@ const reserved = "sandboxd."
 // A fieldRule says what becomes of a field of HostConfig.
 type fieldRule string
 
-// The rules: what the field asks for is done, cannot make a difference here, or is refused unless
-// it asks for nothing.
+// The rules: the field is done, cannot make a difference here, or is refused unless it asks for
+// nothing.
 const (
 	honoured fieldRule = "honoured"
 	ignored  fieldRule = "ignored"
@@ -304,7 +304,7 @@ func labelsOf(all map[string]string) map[string]string {
 	return out
 }
 
-// checkHost refuses what a sandbox cannot have.
+// checkHost refuses fields that no sandbox can have.
 func checkHost(h *container.HostConfig) error {
 	empty := map[string]bool{
 		"Privileged": !h.Privileged, "PublishAllPorts": !h.PublishAllPorts, "BlkioDeviceReadBps": len(h.BlkioDeviceReadBps) == 0,
@@ -342,6 +342,9 @@ func checkHost(h *container.HostConfig) error {
 		if word.value != "" && !slices.Contains(word.accepts, word.value) {
 			return refuse(word.field, word.value)
 		}
+	}
+	if slices.ContainsFunc(h.CapAdd, func(name string) bool { return strings.EqualFold(name, "ALL") }) {
+		return refuse("CapAdd", "ALL")
 	}
 	for _, opt := range h.SecurityOpt {
 		name, value, _ := strings.Cut(strings.Replace(opt, ":", "=", 1), "=")
@@ -410,7 +413,7 @@ func limitsOf(l *api.Limits, r *container.Resources, storage map[string]string) 
 	return nil
 }
 
-// mountsOf translates what is mounted.
+// mountsOf translates binds, mounts and file systems in memory.
 func mountsOf(set *api.Settings, h *container.HostConfig) error {
 	for _, bind := range h.Binds {
 		parts := strings.Split(bind, ":")
@@ -475,14 +478,14 @@ func tmpfsOf(target, options string) (api.Scratch, error) {
 		case "mode":
 			var n uint64
 			n, err = strconv.ParseUint(value, 8, 12)
-			t.Mode = uint32(n) //nolint:gosec // 12 bits
+			t.Mode = uint32(n)
 		case "uid", "gid":
 			var n uint64
 			n, err = strconv.ParseUint(value, 10, 32)
 			if name == "uid" {
-				t.UID = uint32(n) //nolint:gosec // 32 bits
+				t.UID = uint32(n)
 			} else {
-				t.GID = uint32(n) //nolint:gosec // 32 bits
+				t.GID = uint32(n)
 			}
 		default:
 			err = errors.New("unknown")
@@ -533,7 +536,7 @@ func (f *Face) networkOf(ctx context.Context, sb *api.CreateSandbox, req *contai
 	switch {
 	case mode == "host":
 		return refuse("NetworkMode", mode)
-	case mode == "none", req.Config.NetworkDisabled:
+	case mode == "none", req.NetworkDisabled:
 		sb.Network.Mode = api.NetworkNone
 		return nil
 	case strings.HasPrefix(mode, "container:"):
@@ -598,11 +601,11 @@ func requestOf(sb *api.Sandbox) *container.CreateRequest {
 			return kept
 		}
 	}
-	req.Config.Image, req.Config.Cmd, req.Config.Tty, req.Config.OpenStdin = sb.Image, sb.Command, sb.TTY, sb.StdinOpen
-	req.Config.Env, req.Config.Labels, req.Config.Hostname = sb.Env, map[string]string{}, cmp.Or(sb.Hostname, sb.Name)
+	req.Image, req.Cmd, req.Tty, req.OpenStdin = sb.Image, sb.Command, sb.TTY, sb.StdinOpen
+	req.Env, req.Labels, req.Hostname = sb.Env, map[string]string{}, cmp.Or(sb.Hostname, sb.Name)
 	for k, v := range sb.Labels {
 		if !strings.HasPrefix(k, reserved) {
-			req.Config.Labels[k] = v
+			req.Labels[k] = v
 		}
 	}
 	req.HostConfig.NetworkMode = container.NetworkMode(cmp.Or(string(sb.Network.Mode), "none"))

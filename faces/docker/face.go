@@ -7,13 +7,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"mime"
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"regexp"
-	"runtime"
+	goruntime "runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,7 +22,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
-	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
 // Versions of Docker's API that are spoken, and the version of Docker that the face says it is.
@@ -73,8 +73,7 @@ func New(opts Options) *Face {
 	return &Face{opts: opts, api: opts.Client, log: opts.Log, failed: make(map[string]map[chan int]struct{}), working: make(map[string]*turn)}
 }
 
-// Serve serves the listener of a Unix socket until ctx ends. Only the face's own user and root are
-// answered: the daemon takes every request for its own user's.
+// Serve serves a listener until ctx ends. See [Listen].
 func (f *Face) Serve(ctx context.Context, l net.Listener) error {
 	server := &http.Server{
 		Handler:           f.Handler(),
@@ -85,29 +84,10 @@ func (f *Face) Serve(ctx context.Context, l net.Listener) error {
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-	if err := server.Serve(&owners{l}); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve Docker's API: %w", err)
 	}
 	return nil
-}
-
-// owners accepts connections of the process's own user and of root.
-type owners struct{ net.Listener }
-
-// Accept implements net.Listener.
-func (o *owners) Accept() (net.Conn, error) {
-	for {
-		c, err := o.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		if u, ok := c.(*net.UnixConn); ok {
-			if uid, err := unixmsg.PeerUID(u); err == nil && (uid == 0 || int(uid) == os.Geteuid()) {
-				return c, nil
-			}
-		}
-		_ = c.Close() // nothing was said
-	}
 }
 
 // call is one request.
@@ -183,6 +163,7 @@ func (c *call) serve(table []route) error {
 	if c.q, err = url.ParseQuery(c.r.URL.RawQuery); err != nil {
 		return badf("parse the query: %v", err)
 	}
+	path = strings.Replace(path, "/containers//", "/containers/", 1) // a name as inspect shows it
 	known := false
 	for i := range table {
 		m := table[i].match.FindStringSubmatch(path)
@@ -316,7 +297,7 @@ func (c *call) ctx() context.Context { return c.r.Context() }
 // flush sends what has been written so far.
 func (c *call) flush() { _ = http.NewResponseController(c.w).Flush() }
 
-// filters are what a list is restricted to: for each key the values of which one must fit.
+// filters restrict a list: for each key one of the values must fit.
 type filters map[string][]string
 
 // filters reads the parameter in both forms that clients use: lists, and maps of true.
@@ -328,15 +309,13 @@ func (c *call) filters(known ...string) (filters, error) {
 	}
 	var lists map[string][]string
 	if json.Unmarshal([]byte(text), &lists) == nil {
-		for k, v := range lists {
-			out[k] = v
-		}
+		maps.Copy(out, lists)
 	} else {
-		var maps map[string]map[string]bool
-		if err := json.Unmarshal([]byte(text), &maps); err != nil {
+		var sets map[string]map[string]bool
+		if err := json.Unmarshal([]byte(text), &sets); err != nil {
 			return nil, badf("invalid filter: %v", err)
 		}
-		for k, m := range maps {
+		for k, m := range sets {
 			for v, on := range m {
 				if on {
 					out[k] = append(out[k], v)
@@ -345,11 +324,7 @@ func (c *call) filters(known ...string) (filters, error) {
 		}
 	}
 	for k := range out {
-		found := false
-		for _, name := range known {
-			found = found || name == k
-		}
-		if !found {
+		if !slices.Contains(known, k) {
 			return nil, badf("invalid filter '%s'", clip(k))
 		}
 	}
@@ -362,12 +337,7 @@ func (f filters) has(key string, fits func(want string) bool) bool {
 	if !ok {
 		return true
 	}
-	for _, want := range wants {
-		if fits(want) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(wants, fits)
 }
 
 // labels reports whether labels have all that the filters label and label! ask for.
@@ -397,4 +367,4 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-func architecture() string { return runtime.GOARCH }
+func architecture() string { return goruntime.GOARCH }

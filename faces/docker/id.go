@@ -32,7 +32,7 @@ func pack(id, alphabet string) (string, bool) {
 		if at < 0 {
 			return "", false
 		}
-		n = n<<5 | uint64(at) //nolint:gosec // 0 to 31
+		n = n<<5 | uint64(at)
 	}
 	digits := strconv.FormatUint(n, 16)
 	return strings.Repeat("0", idDigits-len(digits)) + digits, true
@@ -65,7 +65,6 @@ func fill(digits string) string {
 func containerID(sandbox string) string {
 	digits, ok := pack(sandbox, sandboxAlphabet)
 	if !ok {
-		digits = ""
 		sum := sha256.Sum256([]byte(sandbox))
 		return hex.EncodeToString(sum[:])
 	}

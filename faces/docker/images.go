@@ -131,7 +131,7 @@ func noImage(ref string) error {
 	return statusf(http.StatusNotFound, "No such image: %s", clip(ref))
 }
 
-// checkReference refuses what is no name of an image, before it becomes a part of others.
+// checkReference refuses a text that names no image, before it becomes a part of others.
 func checkReference(ref string) error {
 	bad := strings.ContainsFunc(ref, func(r rune) bool {
 		return r <= ' ' || r == 0x7f || r > 0x7f || strings.ContainsRune(`\"'<>|*?{}$;&`, r)
@@ -212,6 +212,9 @@ func (c *call) getImages() error {
 			if len(tags) == 0 {
 				continue
 			}
+			digests = slices.DeleteFunc(digests, func(d string) bool {
+				return !slices.ContainsFunc(tags, func(tag string) bool { return repositoryOf(tag) == repositoryOf(d) })
+			})
 		}
 		labels := d.Config.Labels
 		if labels == nil {
@@ -437,8 +440,8 @@ type errorDetail struct {
 	Message string `json:"message"`
 }
 
-// lines sends progress. The head of the answer goes with the first line, so that an error before has
-// its own status.
+// lines sends progress. The head of the answer goes with the first line, so that an error before
+// has its own status.
 type lines struct {
 	c     *call
 	began bool
@@ -645,7 +648,7 @@ func (c *call) saveAll(first io.Reader, rest []string) error {
 			if err := out.WriteHeader(h); err != nil {
 				return err
 			}
-			if _, err := io.Copy(out, r); err != nil {
+			if _, err := io.Copy(out, r); err != nil { //nolint:gosec // it is passed on as it comes
 				return err
 			}
 		}
@@ -809,15 +812,15 @@ func (c *call) postCommit() error {
 			}
 		}
 	}
-	merge(&cfg.Cmd, body.Cmd, req.Config.Cmd)
-	merge(&cfg.Entrypoint, body.Entrypoint, req.Config.Entrypoint)
+	merge(&cfg.Cmd, body.Cmd, req.Cmd)
+	merge(&cfg.Entrypoint, body.Entrypoint, req.Entrypoint)
 	if len(cfg.Entrypoint) > 0 && len(cfg.Cmd) == 0 {
 		cfg.Cmd = sb.Cmd
 	}
-	cfg.Env = slices.Concat(req.Config.Env, body.Env, cfg.Env)
-	cfg.WorkingDir = cmp.Or(cfg.WorkingDir, body.WorkingDir, req.Config.WorkingDir)
-	cfg.User = cmp.Or(cfg.User, body.User, req.Config.User)
-	for _, labels := range []map[string]string{body.Labels, req.Config.Labels} {
+	cfg.Env = slices.Concat(req.Env, body.Env, cfg.Env)
+	cfg.WorkingDir = cmp.Or(cfg.WorkingDir, body.WorkingDir, req.WorkingDir)
+	cfg.User = cmp.Or(cfg.User, body.User, req.User)
+	for _, labels := range []map[string]string{body.Labels, req.Labels} {
 		for k, v := range labels {
 			if cfg.Labels == nil {
 				cfg.Labels = map[string]string{}

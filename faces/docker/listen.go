@@ -14,9 +14,10 @@ import (
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
-// Listen listens on a Unix socket that only this user can open. It replaces a socket that no process
-// serves; a file of another type is left alone.
-func Listen(ctx context.Context, path string) (_ *net.UnixListener, err error) {
+// Listen listens on a Unix socket that only this user can open, and accepts connections of this
+// user and of root: the daemon takes every request of the face for its own user's. It replaces a
+// socket that no process serves; a file of another type is left alone.
+func Listen(ctx context.Context, path string) (_ net.Listener, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("listen on %s: %w", path, err)
@@ -56,5 +57,26 @@ func Listen(ctx context.Context, path string) (_ *net.UnixListener, err error) {
 		return nil, errors.Join(fmt.Errorf("a listener of %T", l), l.Close())
 	}
 	u.SetUnlinkOnClose(false) // its short name ends with dir; the next face replaces it
-	return u, nil
+	return &owners{u, os.Geteuid()}, nil
+}
+
+// owners accepts connections of one user and of root.
+type owners struct {
+	*net.UnixListener
+
+	uid int // read before the confinement, which refuses it
+}
+
+// Accept implements net.Listener.
+func (o *owners) Accept() (net.Conn, error) {
+	for {
+		c, err := o.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		if uid, err := unixmsg.PeerUID(c); err == nil && (uid == 0 || int(uid) == o.uid) {
+			return c, nil
+		}
+		_ = c.Close() // nothing was said
+	}
 }

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/moby/moby/api/types/container"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -103,6 +105,35 @@ func (c *call) hijack(tty bool) (*hijacked, error) {
 		return nil, errAnswered
 	}
 	return &hijacked{conn, rw.Reader}, nil
+}
+
+// headTimeout bounds the wait for a client that does not read the head of an answer.
+const headTimeout = 2 * time.Second
+
+// awaitHead waits until the client has read what was written: docker-py reads the head through a
+// buffer that it then drops, with all output that has come along with the head.
+func (h *hijacked) awaitHead() {
+	u, ok := h.Conn.(*net.UnixConn)
+	if !ok {
+		return
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return
+	}
+	begun := time.Now()
+	for pause := 50 * time.Microsecond; time.Since(begun) < headTimeout; pause = min(2*pause, 5*time.Millisecond) {
+		unread := 0
+		err := raw.Control(func(fd uintptr) {
+			if n, err := unix.IoctlGetInt(int(fd), unix.TIOCOUTQ); err == nil {
+				unread = n
+			}
+		})
+		if err != nil || unread == 0 {
+			return
+		}
+		<-time.After(pause)
+	}
 }
 
 // keys are the keys that detach a client from a terminal.
@@ -246,28 +277,29 @@ func (c *call) attach(a attachment) error {
 		return err
 	case <-c.ctx().Done():
 		cancel(context.Cause(c.ctx()))
-		<-ended
+		_ = <-ended // the client is gone
 		return errAnswered
 	}
 	conn, err := c.hijack(a.tty)
 	if err != nil {
 		cancel(err)
-		<-ended
+		_ = <-ended // the client is gone
 		return err
 	}
 	defer conn.Close()
 	late.conn = conn
+	conn.awaitHead()
 	close(late.ready)
 	if a.begin != nil {
 		if err := a.begin(ctx); err != nil {
 			_, _ = stdout.Write([]byte(err.Error() + "\r\n")) // a client that is gone has no use for it
 			cancel(err)
-			<-ended
+			_ = <-ended // the client is gone
 			conn.closeWrite()
 			return errAnswered
 		}
 	}
-	<-ended // its error is told by the record of the program, or is the client's own end
+	_ = <-ended // its error is told by the record of the program, or is the client's own end
 	conn.closeWrite()
 	return errAnswered
 }
@@ -304,7 +336,7 @@ func (c *call) postAttach() error {
 	}
 	req := requestOf(sb)
 	a := attachment{
-		sandbox: sb.ID, exec: api.MainExec, tty: sb.TTY, keys: keys, keepStdin: !req.Config.StdinOnce,
+		sandbox: sb.ID, exec: api.MainExec, tty: sb.TTY, keys: keys, keepStdin: !req.StdinOnce,
 		stdin: c.bool("stdin") && sb.StdinOpen, stdout: c.bool("stdout"), stderr: c.bool("stderr"),
 	}
 	if !c.bool("stream") && !c.bool("logs") {
@@ -413,11 +445,11 @@ func (f *Face) await(ctx context.Context, sb *api.Sandbox, condition string, sin
 	switch {
 	case errors.Is(err, &api.Problem{Code: api.CodeNotFound}) && condition == "removed" && !lives:
 		cancel(errFound)
-		<-result
+		_ = <-result // errFound
 		return code, nil
 	case err == nil && lives && condition != "removed" && now.State != api.StateRunning && now.State != api.StatePaused:
 		cancel(errFound)
-		<-result
+		_ = <-result // errFound
 		return exitCode(now), nil
 	}
 	select {
@@ -431,7 +463,7 @@ func (f *Face) await(ctx context.Context, sb *api.Sandbox, condition string, sin
 		return 0, err
 	case code := <-failed:
 		cancel(errFound)
-		<-result
+		_ = <-result // errFound
 		return code, nil
 	}
 }
@@ -575,7 +607,7 @@ func (c *call) postExec() error {
 		Argv: req.Cmd, Env: req.Env, Cwd: req.WorkingDir, User: req.User, TTY: req.Tty, StdinOpen: req.AttachStdin, OutputLimit: execOutput,
 	}
 	if s := req.ConsoleSize; s != nil && s[0] > 0 && s[1] > 0 && s[0] < 1<<16 && s[1] < 1<<16 {
-		x.Rows, x.Cols = uint16(s[0]), uint16(s[1])
+		x.Rows, x.Cols = uint16(s[0]), uint16(s[1]) //nolint:gosec // compared before
 	}
 	made, err := c.f.api.PrepareExec(c.ctx(), sb.ID, x)
 	if err != nil {
@@ -584,8 +616,8 @@ func (c *call) postExec() error {
 	return c.json(http.StatusCreated, map[string]string{"Id": execID(made.Sandbox, made.ID)})
 }
 
-// execOutput is the output of an exec that is in memory at a time. Clients that attach miss nothing:
-// the program waits for them.
+// execOutput is the output of an exec that is in memory at a time. Clients that attach miss
+// nothing: the program waits for them.
 const execOutput = 256 << 10
 
 // exec returns the exec that the path names.
@@ -616,7 +648,7 @@ func (c *call) postExecStart() error {
 	}
 	var size api.TerminalSize
 	if s := req.ConsoleSize; s != nil && s[0] > 0 && s[1] > 0 && s[0] < 1<<16 && s[1] < 1<<16 {
-		size = api.TerminalSize{Rows: uint16(s[0]), Cols: uint16(s[1])}
+		size = api.TerminalSize{Rows: uint16(s[0]), Cols: uint16(s[1])} //nolint:gosec // compared before
 	}
 	start := func(ctx context.Context) error {
 		_, err := c.f.api.StartExec(ctx, x.Sandbox, x.ID, size)

@@ -8,7 +8,7 @@ import (
 	"errors"
 	"net/http"
 	"os"
-	"runtime"
+	goruntime "runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,11 +48,11 @@ func kernelRelease() string {
 func (c *call) getVersion() error {
 	return c.json(http.StatusOK, map[string]any{
 		"Platform": map[string]string{"Name": "sandboxd"}, "Version": engineVersion, "ApiVersion": maxVersion, "MinAPIVersion": minVersion,
-		"GitCommit": c.f.opts.Version, "GoVersion": runtime.Version(), "Os": "linux", "Arch": architecture(), "KernelVersion": kernelRelease(), "Experimental": false, "BuildTime": "",
+		"GitCommit": c.f.opts.Version, "GoVersion": goruntime.Version(), "Os": "linux", "Arch": architecture(), "KernelVersion": kernelRelease(), "Experimental": false, "BuildTime": "",
 		"Components": []map[string]any{{
 			"Name": "Engine", "Version": engineVersion,
 			"Details": map[string]string{
-				"ApiVersion": maxVersion, "MinAPIVersion": minVersion, "Arch": architecture(), "Os": "linux", "GoVersion": runtime.Version(),
+				"ApiVersion": maxVersion, "MinAPIVersion": minVersion, "Arch": architecture(), "Os": "linux", "GoVersion": goruntime.Version(),
 				"GitCommit": c.f.opts.Version, "KernelVersion": kernelRelease(), "Experimental": "false", "BuildTime": "",
 			},
 		}, {"Name": "sandboxd", "Version": c.f.opts.Version, "Details": map[string]string{}}},
@@ -99,7 +99,7 @@ func (c *call) getInfo() error {
 		"NGoroutines": sys.Goroutines, "SystemTime": time.Now().Format(time.RFC3339Nano), "LoggingDriver": "json-file", "CgroupDriver": cgroup, "CgroupVersion": "2", "NEventsListener": 0,
 		"KernelVersion": kernelRelease(), "OperatingSystem": "sandboxd " + sys.Version, "OSVersion": "", "OSType": "linux", "Architecture": machine(), "IndexServerAddress": "https://index.docker.io/v1/",
 		"RegistryConfig": map[string]any{"InsecureRegistryCIDRs": []string{"127.0.0.0/8"}, "IndexConfigs": map[string]any{}, "Mirrors": []string{}},
-		"NCPU":           runtime.NumCPU(), "MemTotal": int64(mem.Totalram) * int64(mem.Unit), "GenericResources": nil, "DockerRootDir": sys.DataDir, "HttpProxy": "", "HttpsProxy": "", "NoProxy": "", //nolint:gosec // bytes of memory
+		"NCPU":           goruntime.NumCPU(), "MemTotal": int64(mem.Totalram) * int64(mem.Unit), "GenericResources": nil, "DockerRootDir": sys.DataDir, "HttpProxy": "", "HttpsProxy": "", "NoProxy": "", //nolint:gosec // bytes of memory
 		"Name": name, "Labels": []string{}, "ExperimentalBuild": false, "ServerVersion": engineVersion, "Runtimes": map[string]any{"runc": map[string]string{"path": "sandboxd-launcher"}}, "DefaultRuntime": "runc",
 		"Swarm": map[string]any{"NodeID": "", "NodeAddr": "", "LocalNodeState": "inactive", "ControlAvailable": false, "Error": "", "RemoteManagers": nil}, "LiveRestoreEnabled": true, "Isolation": "",
 		"InitBinary": "sandboxd-init", "ContainerdCommit": map[string]string{"ID": ""}, "RuncCommit": map[string]string{"ID": ""}, "InitCommit": map[string]string{"ID": ""},
@@ -331,7 +331,7 @@ func (f *Face) stats(ctx context.Context, sb *api.Sandbox) (container.StatsRespo
 		out.CPUStats.CPUUsage = container.CPUUsage{TotalUsage: nanos(cpu.UsageMS), UsageInKernelmode: nanos(cpu.SystemMS), UsageInUsermode: nanos(cpu.UserMS)}
 		out.CPUStats.ThrottlingData = container.ThrottlingData{ThrottledPeriods: count(cpu.Throttled), ThrottledTime: nanos(cpu.ThrottledMS)}
 	}
-	out.CPUStats.OnlineCPUs = uint32(runtime.NumCPU()) //nolint:gosec // a few
+	out.CPUStats.OnlineCPUs = uint32(goruntime.NumCPU()) //nolint:gosec // a few
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) == nil {
 		out.CPUStats.SystemUsage = uint64(now.Nano()) * uint64(out.CPUStats.OnlineCPUs) //nolint:gosec // since the boot

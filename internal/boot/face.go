@@ -5,7 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"os"
+	"net"
 	"sync"
 	"time"
 
@@ -15,8 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
-// The delays before a face that has ended is started again. One that ran for longer than the longest
-// begins anew.
+// The delays before a face that has ended is started again. One that ran for longer than the
+// longest begins anew.
 const (
 	firstFaceDelay = 100 * time.Millisecond
 	maxFaceDelay   = 10 * time.Second
@@ -69,16 +69,17 @@ func runFace(ctx context.Context, b *broker.Client) error {
 	if err != nil {
 		return err
 	}
-	defer ours.Close()
+	tie, err := net.FileConn(ours) // whose reading a deadline can end
+	if err = errors.Join(err, ours.Close()); err != nil {
+		return errors.Join(err, theirs.Close())
+	}
+	defer tie.Close()
 	err = b.StartFace(ctx, theirs)
 	_ = theirs.Close() // the face has a copy
 	if err != nil {
 		return err
 	}
-	defer context.AfterFunc(ctx, func() { _ = ours.SetReadDeadline(time.Unix(1, 0)) })()
-	_, err = io.Copy(io.Discard, ours)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return ctx.Err()
-	}
+	defer context.AfterFunc(ctx, func() { _ = tie.SetReadDeadline(time.Unix(1, 0)) })()
+	_, err = io.Copy(io.Discard, tie)
 	return err
 }

@@ -278,7 +278,7 @@ func (b *broker) startChild(c *child, what string, files []*os.File, args ...str
 	go func() {
 		defer close(ended)
 		if err := cmd.Wait(); err != nil {
-			log.Warn("a process has ended", "process", what, "error", err)
+			log.Warn("the "+what+" process has ended", "error", err)
 		}
 	}()
 	return nil

@@ -34,6 +34,7 @@ func newFace(d deps) *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newFaceDocker(d))
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -128,7 +129,7 @@ func runFaceDocker(ctx context.Context, opts faceOptions, d deps) error {
 // fdTie is the descriptor of a socket whose other end the daemon has.
 const fdTie = 3
 
-// confineFace takes from this process what a face does not need.
+// confineFace takes from this process the rights that a face does not need.
 func confineFace(socket string) (io.Closer, []string, error) {
 	f := confine.Face{Socket: socket}
 	f.Probe()

@@ -31,7 +31,7 @@ func (f Face) Plan() Plan {
 }
 
 // Missing lists actions that only a later kernel would deny a confined face. The filter denies
-// sockets other than Unix sockets, signals, and whatever changes files on every kernel.
+// sockets other than Unix sockets, signals, and all changes of files on every kernel.
 func (f Face) Missing() []string {
 	if f.ABI == 0 {
 		return []string{"a face can read files of its user (Linux 5.19 with Landlock keeps it from that)"}

@@ -42,7 +42,8 @@ func gatewayFilter(pid int) filter {
 // faceFilter returns the filter of a face with the process id.
 func faceFilter(pid int) filter {
 	f := socketFilter(pid, unix.AF_UNIX)
-	return append(f, call{number: unix.SYS_SYSINFO})
+	// What a client has not read yet is asked for.
+	return append(f, call{number: unix.SYS_SYSINFO}, call{unix.SYS_IOCTL, []condition{{1, all, unix.TIOCOUTQ}}})
 }
 
 // socketFilter is the filter of a process that works with sockets of these families.

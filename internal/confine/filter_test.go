@@ -138,3 +138,44 @@ func gatewayWithoutLandlock() error {
 	}
 	return nil
 }
+
+// The filter of a face lets it make Unix sockets, and neither others nor what changes files.
+func TestFaceFilter(t *testing.T) {
+	const allow, deny = unix.SECCOMP_RET_ALLOW, unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
+	for goarch, arch := range map[string]uint32{"amd64": archAMD64, "arm64": archARM64} {
+		raw, err := faceFilter(4711).assemble(goarch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		program, ok := bpf.Disassemble(raw)
+		if !ok {
+			t.Fatal("it has unknown instructions")
+		}
+		vm, err := bpf.NewVM(program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []struct {
+			name   string
+			want   uint32
+			number uint32
+			args   []uint32
+		}{
+			{"Unix socket", allow, unix.SYS_SOCKET, []uint32{unix.AF_UNIX, unix.SOCK_STREAM | unix.SOCK_CLOEXEC, 0}},
+			{"socket of TCP", deny, unix.SYS_SOCKET, []uint32{unix.AF_INET, unix.SOCK_STREAM, 0}},
+			{"socket of TCP over IPv6", deny, unix.SYS_SOCKET, []uint32{unix.AF_INET6, unix.SOCK_STREAM, 0}},
+			{"netlink", deny, unix.SYS_SOCKET, []uint32{unix.AF_NETLINK, unix.SOCK_RAW, 0}},
+			{"what is not read yet", allow, unix.SYS_IOCTL, []uint32{3, unix.TIOCOUTQ}},
+			{"input of a terminal", deny, unix.SYS_IOCTL, []uint32{3, unix.TIOCSTI}},
+			{"execve", deny, unix.SYS_EXECVE, nil},
+			{"bind", deny, unix.SYS_BIND, nil},
+			{"writing", deny, unix.SYS_OPENAT, []uint32{0, 0, unix.O_WRONLY}},
+			{"unlink", deny, unix.SYS_UNLINKAT, nil},
+			{"a signal to another", deny, unix.SYS_TGKILL, []uint32{4712, 4712, 9}},
+		} {
+			if got := decide(t, vm, arch, c.number, c.args...); got != c.want {
+				t.Errorf("%s: %s: %#x, want %#x", goarch, c.name, got, c.want)
+			}
+		}
+	}
+}

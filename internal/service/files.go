@@ -72,7 +72,8 @@ func (s *API) ReadFile(ctx context.Context, ref, path string) (*os.File, error) 
 type WriteOptions struct {
 	Mode fs.FileMode // permissions; 0 means 0644
 	User string      // owner; default: the sandbox's user. Root's is nothing where no program runs as root
-	// Owners has an archive's files keep the owners that it states, where the sandbox has several ids.
+	// Owners has an archive's files keep the owners that it states, where the sandbox has several
+	// ids.
 	Owners bool
 }
 

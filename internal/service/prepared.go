@@ -26,8 +26,8 @@ type prepared struct {
 	size   int
 }
 
-// PrepareExec keeps the request for an exec, whose program [API.StartPrepared] starts. A daemon that
-// ends forgets it.
+// PrepareExec keeps the request for an exec, whose program [API.StartPrepared] starts. A daemon
+// that ends forgets it.
 func (s *API) PrepareExec(ref string, req api.ExecRequest) (ExecRecord, error) {
 	req.Detach = true
 	if err := validateExec(&req); err != nil {

@@ -149,7 +149,7 @@ func split(t *testing.T, text string, expand func(string) string) []string {
 			argv = append(argv, strings.ReplaceAll(part, `\"`, `"`))
 			continue
 		}
-		for _, word := range strings.Fields(part) {
+		for word := range strings.FieldsSeq(part) {
 			argv = append(argv, os.Expand(word, expand))
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -35,7 +34,7 @@ type face struct {
 
 const image = "tool:1" // has busybox
 
-func start(t *testing.T, args ...string) *face {
+func start(t *testing.T) *face {
 	t.Helper()
 	testenv.RequireUserNS(t)
 	roots := filepath.Join(t.TempDir(), "roots")
@@ -43,7 +42,7 @@ func start(t *testing.T, args ...string) *face {
 		t.Fatal(err)
 	}
 	f := &face{roots: roots, home: t.TempDir(), bin: t.TempDir()}
-	f.Daemon = harness.Start(t, harness.Options{Args: append([]string{"--docker", "--mount-root", roots}, args...)})
+	f.Daemon = harness.Start(t, harness.Options{Args: []string{"--docker", "--mount-root", roots}})
 	f.socket = filepath.Join(f.RuntimeDir, "docker.sock")
 	f.http = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", f.socket)
@@ -104,14 +103,13 @@ func (f *face) do(t *testing.T, method, path, typ string, body []byte) (int, str
 	return resp.StatusCode, string(data)
 }
 
-// message returns the message of an error's document.
-func message(t *testing.T, answer string) string {
+// message checks the form of an error's document.
+func message(t *testing.T, answer string) {
 	t.Helper()
 	var doc struct{ Message string }
 	if err := json.Unmarshal([]byte(answer), &doc); err != nil || doc.Message == "" {
 		t.Errorf("%q is no error of Docker: %v", answer, err)
 	}
-	return doc.Message
 }
 
 // post sends a document.
@@ -167,5 +165,3 @@ func (f *face) must(t *testing.T, docker string, args ...string) string {
 }
 
 func config() v1.Config { return v1.Config{Cmd: []string{"sh"}, Env: []string{"PATH=/bin"}} }
-
-func sprint(v any) string { return fmt.Sprintf("%+v", v) }

@@ -400,8 +400,8 @@ func (c *Client) TarOut(ctx context.Context, path string, w *os.File) error {
 }
 
 // TarIn extracts the tar stream that init reads from r, which must be a pipe, below path. Missing
-// directories are made. All entries get the owner in as, or with Owners those that the stream states.
-// Existing files are replaced, existing directories kept. An entry that would leave path, also through a
+// directories are made. All entries get the owner in as, or with Owners those that the stream
+// states. Existing files are replaced, existing directories kept. An entry that would leave path,
 // link, is an error, and so are devices, FIFOs and sockets. After an error the entries before it
 // stay.
 //
