@@ -433,8 +433,11 @@ var Operations = []Operation{
 	},
 	{
 		ID: "writeArchive", Method: "PUT", Path: "/v1/sandboxes/{id}/archive", Tag: "Files", Summary: "Extract a tar below a directory",
-		Query: []Parameter{path("/tmp"), {Name: "user", Type: "string", Detail: "Owner; the sandbox's user unless given."},
-			toggle("owners", "Entries keep the owners that the tar states, where the sandbox has several ids.")},
+		Query: []Parameter{
+			path("/tmp"),
+			{Name: "user", Type: "string", Detail: "Owner; the sandbox's user unless given."},
+			toggle("owners", "Entries keep the owners that the tar states, where the sandbox has several ids."),
+		},
 		Body: tarBody("a tar"), Answers: []Answer{noContent},
 	},
 

@@ -17,8 +17,7 @@ import (
 // fieldNames returns the names that the fields of a type have in JSON, embedded ones included.
 func fieldNames(typ reflect.Type) []string {
 	var names []string
-	for i := range typ.NumField() {
-		field := typ.Field(i)
+	for field := range typ.Fields() {
 		if field.Anonymous {
 			names = append(names, fieldNames(field.Type)...)
 			continue

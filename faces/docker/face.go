@@ -352,12 +352,7 @@ func (f filters) labels(have map[string]string) bool {
 			return false
 		}
 	}
-	for _, want := range f["label!"] {
-		if fits(want) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(f["label!"], fits)
 }
 
 func clip(s string) string {

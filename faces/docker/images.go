@@ -327,7 +327,7 @@ func (c *call) postTag() error {
 
 func checkTag(tag string) error {
 	bad := strings.ContainsFunc(tag, func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '.' || r == '-')
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '_' && r != '.' && r != '-'
 	})
 	if bad || len(tag) > 128 || strings.HasPrefix(tag, ".") || strings.HasPrefix(tag, "-") {
 		return badf("invalid tag format: %q", clip(tag))

@@ -212,7 +212,7 @@ func (c *call) sendEvent(want filters, e *api.Event, action string) error {
 	case api.EventImage:
 		typ, id = "image", shorter(e.Object)
 		attributes = map[string]string{"name": shorter(e.Object)}
-	case api.EventSandbox, api.EventPort, api.EventBuild, api.EventSnapshot, api.EventSecret:
+	case api.EventSandbox, api.EventPort, api.EventBuild, api.EventSnapshot, api.EventSecret, api.EventVolume:
 		for k, v := range e.Labels {
 			if !strings.HasPrefix(k, reserved) {
 				attributes[k] = v

@@ -213,7 +213,7 @@ func (s *Server) attachNext(w http.ResponseWriter, r *http.Request) error {
 	defer u.Close()
 	c, err := websocket.Accept(w, r, nil)
 	if err != nil {
-		return nil //nolint:nilerr // Accept has answered
+		return nil // Accept has answered
 	}
 	ctx, end := s.untilStopping(r.Context())
 	x, err := u.Wait(ctx)

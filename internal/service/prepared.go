@@ -83,13 +83,6 @@ func (e *execs) prepare(p *prepared) error {
 	return nil
 }
 
-// findPrepared returns a prepared exec, nil if there is none.
-func (e *execs) findPrepared(sandbox, id string) *prepared {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.prepared[sandbox][id]
-}
-
 // ExecRecordOf returns the record of an exec, also of one that is prepared or could not be started.
 func (s *API) ExecRecordOf(ref, id string) (ExecRecord, error) {
 	rec, err := s.lookup(ref)

@@ -32,7 +32,7 @@ func TestHostileRequests(t *testing.T) {
 	for name, request := range map[string]doc{
 		"privileged":             host(doc{"Privileged": true}),
 		"host network":           host(doc{"NetworkMode": "host"}),
-		"host network by name":   doc{"Image": image, "NetworkingConfig": doc{"EndpointsConfig": doc{"host": doc{}}}},
+		"host network by name":   {"Image": image, "NetworkingConfig": doc{"EndpointsConfig": doc{"host": doc{}}}},
 		"host pid":               host(doc{"PidMode": "host"}),
 		"pid of another":         host(doc{"PidMode": "container:1"}),
 		"host ipc":               host(doc{"IpcMode": "host"}),

@@ -401,9 +401,9 @@ func (c *Client) TarOut(ctx context.Context, path string, w *os.File) error {
 
 // TarIn extracts the tar stream that init reads from r, which must be a pipe, below path. Missing
 // directories are made. All entries get the owner in as, or with Owners those that the stream
-// states. Existing files are replaced, existing directories kept. An entry that would leave path, also
-// through a link, is an error, and so are devices, FIFOs and sockets. After an error the entries before it
-// stay.
+// states. Existing files are replaced, existing directories kept. An entry that would leave path,
+// also through a link, is an error, and so are devices, FIFOs and sockets. After an error the
+// entries before it stay.
 //
 // The caller keeps r. After an error, close r so that the writer notices: the rest is not read.
 func (c *Client) TarIn(ctx context.Context, path string, r *os.File, as guest.TarInRequest) error {
