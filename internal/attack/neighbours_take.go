@@ -782,7 +782,7 @@ func unreadErrors(size int) error {
 	})
 }
 
-// unreadTimestamps leaves so many bytes of timestamps unread in a connection, of what it sent.
+// unreadTimestamps sends in a connection, and leaves so many bytes of its timestamps unread.
 func unreadTimestamps(size int) error {
 	listener, client, err := connection()
 	if err != nil {

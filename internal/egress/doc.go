@@ -51,9 +51,9 @@
 // growing delays, and gets all networks again. Their connections are reset. The listening sockets
 // live on in daemon and launcher, so that connections wait meanwhile. The new process does not know
 // the names that the old one resolved: programs resolve again. Each network's record gets an event
-// of the kind [Restarted]. Events tell what was used of a budget, and what has changed in those of
-// a few rules, by name. The new process goes on from there: what was used since the last event, as
-// by flows under way, is not counted. The daemon keeps the use of rules that its own copy of the
+// of the kind [Restarted]. Events tell the use of a budget, and changes in those of
+// a few rules, by name. The new process goes on from there: the use since the last event, as by
+// flows under way, is not counted. The daemon keeps the use of rules that its own copy of the
 // policy has, and writes it beside the flows, for the gateway of the next daemon.
 //
 // A process also ends itself where another file has taken the name of resolv.conf, which Landlock

@@ -59,7 +59,8 @@ type execs struct {
 	starts map[string]int                   // under way, by the sandbox's id
 	begun  chan struct{}                    // closed and replaced when one of them has ended
 
-	// checked has the sandboxes whose health is checked, and what is closed when they cease to run.
+	// checked has the sandboxes whose health is checked, and channels that are closed when they
+	// cease to run.
 	checked map[string]<-chan struct{}
 
 	prepared map[string]map[string]*prepared // by the sandbox's id and the exec's

@@ -2,8 +2,8 @@
 // launcher's.
 //
 // A record is a file of JSON in the store's directory, written beside, synced and renamed. It is
-// there before a file of the volume is, and goes after the last one has gone: what a crash leaves
-// is a volume without files, or a removal that can be repeated.
+// there before a file of the volume is, and goes after the last one has gone: a crash leaves a
+// volume without files, or a removal that can be repeated.
 package volume
 
 import (

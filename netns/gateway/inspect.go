@@ -76,8 +76,8 @@ func (e *endpoint) remember(a agreement, protocol string) {
 // Both sides speak the same version of HTTP: the server is asked first, for those that the client
 // offers, and the client gets the one that was agreed on. No request is translated from one version
 // to the other, which is where requests have been split. A server that was asked before is expected
-// to choose again what it did: the two handshakes go on side by side. If it has given HTTP/2 up,
-// the requests are refused, and the next connection gets what it chose.
+// to choose the same protocol: the two handshakes go on side by side. If it has given HTTP/2 up,
+// the requests are refused, and the next connection speaks its new choice.
 type inspection struct {
 	*flow
 	upstream *tls.Conn // nil if failed is set

@@ -60,8 +60,8 @@ func (e *Engine) counted(in *instance, id string) (dirs, below []string) {
 	return dirs, below
 }
 
-// watchDisk counts what a sandbox uses from now on. Since is the time of its start, by the clock of
-// the file system. It needs no lock; the instance must be valid.
+// watchDisk counts the disk space of a sandbox from now on. Since is the time of its start, by the
+// clock of the file system. It needs no lock; the instance must be valid.
 func (e *Engine) watchDisk(in *instance, id string, limits *api.Limits, since unix.Timespec) {
 	limit := quota.Usage{Bytes: limits.Disk, Inodes: limits.ImpliedInodes()}
 	e.mu.Lock()
@@ -100,7 +100,7 @@ func (e *Engine) unwatchDisk(in *instance, id string) {
 	}
 }
 
-// measure returns what a sandbox's directories and its open files without a name take.
+// measure returns the disk space of a sandbox's directories and of its open files without a name.
 func (e *Engine) measure(in *instance, id string, limit quota.Usage, since unix.Timespec) (quota.Usage, error) {
 	dirs, below := e.counted(in, id)
 	used, err := quota.Measure(dirs, limit)

@@ -242,8 +242,8 @@ func checkTargets() error {
 	return nil
 }
 
-// checkPlaces refuses places below links of the image: the file system would hide what the link
-// leads to, such as /dev with our init. Missing directories are made later.
+// checkPlaces refuses places below links of the image: the file system would hide the target of
+// the link, such as /dev with our init. Missing directories are made later.
 func checkPlaces(places []string) error {
 	if len(places) == 0 {
 		return nil

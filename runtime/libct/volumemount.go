@@ -218,7 +218,7 @@ func (c *copier) take(size int64) error {
 	return nil
 }
 
-// entries copies what is in a directory; found reports whether anything is.
+// entries copies the entries of a directory; found reports whether it has any.
 func (c *copier) entries(src, dst int, rel string, depth int) (found bool, err error) {
 	if depth == copyDepth {
 		return false, fmt.Errorf("%q: more than %d directories deep: %w", rel, copyDepth, runtime.ErrRootfs)
