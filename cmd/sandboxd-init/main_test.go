@@ -11,10 +11,10 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
-
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
@@ -75,6 +75,15 @@ func shim(path string) error {
 	_ = unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, unix.CAP_SYS_ADMIN, 0, 0)
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return err
+	}
+	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	if proc != guest.ProcFD {
+		if err := unix.Dup3(proc, guest.ProcFD, 0); err != nil {
+			return err
+		}
 	}
 	// A descriptor that the launcher might leave open.
 	if _, err := unix.Open("/", unix.O_PATH, 0); err != nil {

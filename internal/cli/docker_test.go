@@ -232,7 +232,7 @@ var habitLines = []struct{ args, refusal string }{
 	{"swarm init", "no clusters"},
 	{"service ls", "no clusters"},
 	{"plugin ls", "no plugins"},
-	{"--socket /x.sock volume ls", "no volumes yet"},
+	{"--socket /x.sock swarm init", "no clusters"},
 	{"--socket=/x.sock restart web", "sandboxd stop"},
 }
 
