@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -76,14 +75,8 @@ func shim(path string) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return err
 	}
-	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY, 0)
-	if err != nil {
+	if err := guesttest.PassProc(); err != nil {
 		return err
-	}
-	if proc != guest.ProcFD {
-		if err := unix.Dup3(proc, guest.ProcFD, 0); err != nil {
-			return err
-		}
 	}
 	// A descriptor that the launcher might leave open.
 	if _, err := unix.Open("/", unix.O_PATH, 0); err != nil {

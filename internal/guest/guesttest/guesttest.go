@@ -20,6 +20,22 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
+// PassProc opens the caller's /proc as the descriptor on which an init expects it ([guest.ProcFD]),
+// for a process that is about to execute one.
+func PassProc() error {
+	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return fmt.Errorf("open /proc: %w", err)
+	}
+	if proc == guest.ProcFD {
+		return nil
+	}
+	if err := unix.Dup3(proc, guest.ProcFD, 0); err != nil {
+		return fmt.Errorf("pass /proc: %w", err)
+	}
+	return unix.Close(proc)
+}
+
 // Leaks fails the test if it leaves descriptors or goroutines.
 func Leaks(tb testing.TB) {
 	tb.Helper()

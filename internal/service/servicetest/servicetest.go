@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -71,6 +72,9 @@ func becomeInit(path string) error {
 	}
 	if err := unix.Mount("/dev/pts/ptmx", "/dev/ptmx", "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind ptmx: %w", err)
+	}
+	if err := guesttest.PassProc(); err != nil {
+		return err
 	}
 	return unix.Exec(path, []string{"sandboxd-init"}, nil)
 }
