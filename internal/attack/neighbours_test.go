@@ -110,7 +110,7 @@ func TestProbe(t *testing.T) {
 func TestResourcesAreTakenWhereNothingHolds(t *testing.T) {
 	testenv.RequireUserNS(t)
 	// The host decides about these.
-	depends := []string{"huge-pages", "huge-segments", "bpf-maps", "core-dumps", "real-time", "priority", "pressure-triggers", "perf-events", "connection-tracking"}
+	depends := []string{"huge-pages", "huge-segments", "bpf-maps", "core-dumps", "real-time", "priority", "pressure-triggers", "perf-events", "connection-tracking", "terminals-by-devpts"}
 	for _, r := range Resources() {
 		got, err := ControlResource(t.Context(), "/proc/self/exe", r.Name)
 		if err != nil {

@@ -93,8 +93,8 @@ func namedAttacks(run string) (named []string) {
 	return named
 }
 
-// Landlock alone holds these. A profile with a read-only root forbids writing /proc, though it is
-// mounted writable. Init, which shares a PID namespace and perhaps a uid with programs, gets no
+// Landlock alone holds these. A profile with a read-only root forbids making message queues, though
+// every user may by the mode of their file system, which is mounted writable. Init, which shares a PID namespace and perhaps a uid with programs, gets no
 // signal. Everything that must go on working does.
 func TestLandlockHolds(t *testing.T) {
 	testenv.RequireLandlock(t, 6)
@@ -106,12 +106,12 @@ func TestLandlockHolds(t *testing.T) {
 			t.Fatalf("enforced: %+v", s.Enforced)
 		}
 	}
-	const comm = "echo name >/proc/self/comm"
-	if got := ordinary.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", comm}}); got.Exit.Code != 0 {
-		t.Errorf("control: %s: %s", comm, got.Stderr)
+	const queue = ": >/dev/mqueue/x"
+	if got := ordinary.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", queue}, User: "65534"}); got.Exit.Code != 0 {
+		t.Errorf("control: %s: %s", queue, got.Stderr)
 	}
-	if got := hardened.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", comm}}); got.Exit.Code == 0 || !strings.Contains(got.Stderr, "Permission denied") {
-		t.Errorf("%s: %+v %s", comm, got.Exit, got.Stderr)
+	if got := hardened.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", queue}}); got.Exit.Code == 0 || !strings.Contains(got.Stderr, "Permission denied") {
+		t.Errorf("%s: %+v %s", queue, got.Exit, got.Stderr)
 	}
 	for _, s := range []*harness.Sandbox{ordinary, hardened} {
 		// Root of the sandbox may signal whatever is in its PID namespace, were it not for the scope.
