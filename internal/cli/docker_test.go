@@ -209,7 +209,7 @@ var habitLines = []struct{ args, refusal string }{
 	{"volume ls", ""},
 	{"volume ls -q -f dangling=true", ""},
 	{"volume create data", ""},
-	{"volume create -d local -o size=1g --label a=b data", ""},
+	{"volume create -d local -o size=1g --label a=b sized", ""},
 	{"volume create -d nfs data", "no drivers"},
 	{"volume create -o type=tmpfs data", "--tmpfs"},
 	{"volume inspect cache", ""},

@@ -347,7 +347,7 @@ func TestFailedBuildsSayWhereAndLeaveNothing(t *testing.T) {
 		{name: "the host's image", text: "FROM host\n", code: api.CodeInvalid, says: []string{"Dockerfile:1", "this host's own"}},
 		{name: "nothing to run", text: "FROM scratch\nRUN true\n", code: api.CodeInvalid, says: []string{"Dockerfile:2: RUN: there is nothing"}},
 		{name: "no files", text: "FROM scratch\nENV A=1\n", code: api.CodeInvalid, says: []string{"no files"}},
-		{name: "not supported", text: "FROM local/base:1\nRUN --mount=type=cache,target=/x true\n", code: api.CodeInvalid, says: []string{"Dockerfile:2: RUN --mount=type=cache"}},
+		{name: "not supported", text: "FROM local/base:1\nRUN --mount=type=ssh true\n", code: api.CodeInvalid, says: []string{"Dockerfile:2: RUN --mount=type=ssh"}},
 		{name: "missing file", text: "FROM local/base:1\nRUN true\nCOPY nope /\n", code: api.CodeInvalid, says: []string{"Dockerfile:3", "nope"}},
 		{name: "other platform", text: "FROM local/base:1\n", opts: api.Build{Platform: "linux/s390x"}, code: api.CodeInvalid, says: []string{"s390x"}},
 		{name: "network", text: "FROM local/base:1\n", opts: api.Build{Network: api.Network{Mode: "host"}}, code: api.CodeInvalid, says: []string{"none"}},

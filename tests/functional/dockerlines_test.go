@@ -131,6 +131,11 @@ func TestDockerLines(t *testing.T) {
 					}
 				}
 			}
+			if strings.HasPrefix(line, "volume ") && strings.HasSuffix(line, " cache") {
+				if code, _, stderr := sandboxd("create", "-v", "cache:/cache", "debian"); code != 0 {
+					t.Fatal(stderr)
+				}
+			}
 			number := len(d.List(t))
 			code, _, stderr := sandboxd(strings.Fields(port.Replace(line))...)
 			var unenforceable bool // limits need a cgroup, and a host that has as much to give

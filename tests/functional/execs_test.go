@@ -553,7 +553,7 @@ func TestHostileProcessNames(t *testing.T) {
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	detach(t, c, s, api.ExecRequest{Argv: []string{
-		"sh", "-c", `printf ') R 1\nUid:\t9\033[2J' >/proc/self/comm; exec 3<>/proc/self/comm; printf ') Z 9\n\033[2J\377' >&3; echo go; read forever`,
+		"python3", "-c", `import ctypes, sys; ctypes.CDLL(None).prctl(15, b") Z 9\n\x1b[2J\xff"); print("go"); sys.stdin.read()`, // PR_SET_NAME
 		"\x1b[2J", "a b\nc", "\u202e",
 	}, StdinOpen: true})
 	var list []api.Process

@@ -249,6 +249,8 @@ func TestOpenAPIExamples(t *testing.T) {
 	w.step("listExecs")
 	w.step("execRecord")
 	w.step("deleteExec")
+	names["exec"] = decoded[api.Exec](t, w.step("prepareExec", jsonOf(t, api.ExecRequest{Argv: []string{"echo", "hi"}}))).ID
+	w.step("startExec")
 	names["exec"] = "main"
 	w.websocket("interactiveExec", api.ExecRequest{Argv: []string{"sh", "-c", "echo out; echo err >&2; exit 3"}})
 	w.websocket("attach", nil)
