@@ -40,8 +40,8 @@ func TestRestartPoliciesOutliveTheDaemon(t *testing.T) {
 		return last
 	}
 	runs := func(sb *api.Sandbox) bool { return sb.State == api.StateRunning }
-	// Each life leaves a line in a file, and lasts as long as the file "go" is missing.
-	const lives = `echo life >>/lives; rm -f /go; while [ ! -e /go ]; do sleep 0.01; done; exit 3`
+	// Each life leaves a line in a file, and lasts as long as the file "go" is missing after that.
+	const lives = `rm -f /go; echo life >>/lives; while [ ! -e /go ]; do sleep 0.01; done; exit 3`
 	always, unless := start("always", "always", lives), start("unless", "unless-stopped", lives)
 	failing := start("failing", "on-failure:2", "exit 5")
 	fine := start("fine", "on-failure", "exit 0")
@@ -55,7 +55,9 @@ func TestRestartPoliciesOutliveTheDaemon(t *testing.T) {
 		t.Errorf("a success was restarted %d times", sb.Restarts)
 	}
 	for _, s := range []*harness.Sandbox{always, unless} {
-		s.Sh(t, "touch /go")
+		until(s, "the first life", func(*api.Sandbox) bool { return strings.Count(s.Sh(t, "cat /lives || true"), "life") == 1 })
+		// The sandbox may end before it has told the end of this program.
+		_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"touch", "/go"}})
 		until(s, "one restart", func(sb *api.Sandbox) bool { return runs(sb) && sb.Restarts == 1 })
 	}
 	for _, s := range []*harness.Sandbox{stopped, kept} {
