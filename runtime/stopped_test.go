@@ -57,7 +57,7 @@ func TestCreatedStopped(t *testing.T) {
 	if rec.Unstarted || !rec.StartedAt.Equal(b.clock.Now()) || rec.Fresh || rec.Settled || !rec.EndedAt.IsZero() || rec.Deadline.Before(b.clock.Now()) || !b.engine.Spec(rec.ID).Fresh {
 		t.Errorf("%+v", rec)
 	}
-	if d := cmp.Diff([]string{"one created stopped (created)", "one started running"}, c.take()); d != "" {
+	if d := cmp.Diff([]string{"one created stopped", "one started running"}, c.take()); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	two := createStopped(t, s, "two")
