@@ -310,7 +310,7 @@ func (l *execLog) wrote() int64 {
 	return last.stdout + l.total - last.at
 }
 
-// keeps returns the number of the latest bytes that are kept: the limit, or what has just been taken
+// keeps returns the number of the latest bytes that are kept: the limit, or takeSize
 // if that is more and a reader holds the log. It needs mu.
 func (l *execLog) keeps() int64 {
 	if len(l.holds) > 0 && !l.free {

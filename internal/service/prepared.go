@@ -72,8 +72,8 @@ func (s *core) stillThere(sandbox string) error {
 	return err
 }
 
-// prepare lists a prepared exec. Older ones make room for it: of its sandbox, of its tenant, then of
-// all. Those that are being started stay.
+// prepare lists a prepared exec. Older ones make room for it: of its sandbox, of its tenant, then
+// of all. Those that are being started stay.
 func (e *execs) prepare(p *prepared, q quota) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

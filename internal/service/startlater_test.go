@@ -144,6 +144,7 @@ func TestReaderThatStopsHoldsUpItsProgramOnly(t *testing.T) {
 		})
 	}()
 	<-reading
+	r.Until(x.Record().Exec, func(x api.Exec) bool { return x.StdoutBytes > service.MainRing-64<<10 }) // no more is taken
 	other := r.Create(api.CreateSandbox{})
 	if res := r.Exec(other.ID, api.ExecRequest{Argv: []string{"sh", "-c", "seq 1 100000 | tail -n 1"}}); res.Stdout != "100000\n" {
 		t.Errorf("%+v", res)
