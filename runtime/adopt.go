@@ -132,8 +132,12 @@ func (s *Supervisor) adoptRunning(ctx context.Context, rec *Record, st *Started)
 			action = api.ActionStarted
 		}
 		if !lives(rec.State) && rec.State != api.StateCreating { // the exit on record is of an earlier life
-			rec.Exit, rec.Idle, rec.Unstarted, rec.Health = nil, false, false, freshHealth(&rec.Settings, false, s.now())
+			rec.Exit, rec.ExitBefore, rec.Idle, rec.Unstarted, rec.Health = nil, nil, false, false, freshHealth(&rec.Settings, false, s.now())
+			rec.StartedAt = s.now().UTC() // nothing has its time
 			rec.Life++
+		}
+		if rec.State == api.StateCreating {
+			rec.StartedAt = rec.CreatedAt
 		}
 		rec.State, rec.Reason, rec.Fresh, rec.EndedAt = state, "", false, time.Time{}
 		if err := s.records.put(rec); err != nil {

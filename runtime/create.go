@@ -170,8 +170,10 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, 
 		return nil, nil, err
 	}
 	limits := req.Limits.WithDefaults(req.Defaults)
-	if err := s.admit(req.Tenant, &limits, nil); err != nil {
-		return nil, nil, err
+	if !req.Stopped { // else its start is admitted
+		if err := s.admit(req.Tenant, &limits, nil); err != nil {
+			return nil, nil, err
+		}
 	}
 	name := req.Name
 	switch {

@@ -8,8 +8,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/coder/websocket"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service"
@@ -216,12 +218,14 @@ func (s *Server) attachNext(w http.ResponseWriter, r *http.Request) error {
 		return nil // Accept has answered
 	}
 	ctx, end := s.untilStopping(r.Context())
+	ctx, resume := untilHungUp(ctx)
 	x, err := u.Wait(ctx)
+	resume()
 	end()
 	if err != nil {
-		frames, stop := outlive(r.Context(), stepTimeout)
-		defer stop()
-		finish(frames, c, api.ExecEvent{Error: ProblemOf(err)})
+		if !errors.Is(err, errClientGone) {
+			finish(r.Context(), c, api.ExecEvent{Error: ProblemOf(err)})
+		}
 		_ = c.CloseNow() // it has been answered
 		return nil
 	}
@@ -229,6 +233,40 @@ func (s *Server) attachNext(w http.ResponseWriter, r *http.Request) error {
 		return x.AttachHeld(ctx, 0, u, text, emit)
 	})
 	return nil
+}
+
+// untilHungUp returns a context that ends with errClientGone when the client closes its connection,
+// from which no other goroutine may read until resume is called. What the client has sent stays
+// there: the program that will have it as stdin does not run yet.
+func untilHungUp(parent context.Context) (ctx context.Context, resume func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	conn := connOf(parent)
+	if conn == nil {
+		return ctx, func() { cancel(nil) }
+	}
+	var waiter sync.WaitGroup
+	waiter.Go(func() {
+		raw, err := conn.SyscallConn()
+		if err != nil {
+			return // closed by its handler alone
+		}
+		gone := false
+		_ = raw.Read(func(fd uintptr) bool { // ends with its deadline otherwise
+			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}} //nolint:gosec // a descriptor
+			n, err := unix.Poll(fds, 0)
+			gone = err == nil && n > 0
+			return gone
+		})
+		if gone {
+			cancel(errClientGone)
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		_ = conn.SetReadDeadline(longPast) // only a closed connection refuses
+		waiter.Wait()
+		_ = conn.SetReadDeadline(time.Time{})
+	}
 }
 
 // watch is interact for an exec that goes on without its client.

@@ -67,6 +67,9 @@ const (
 
 	// punchSize is how much is dropped at a time. That much more than the limit may lie in memory.
 	punchSize = 256 << 10
+
+	// takeSize is as much as is taken at a time.
+	takeSize = 64 << 10
 )
 
 func newExecLog(limit int64, tty bool) (_ *execLog, err error) {
@@ -174,7 +177,7 @@ func (l *execLog) saves(until int64) {
 	l.room.Broadcast()
 }
 
-// hold makes the log wait for a reader, from the oldest output that it has.
+// hold makes the log wait for a reader, from the oldest output that it has or the reader's offset.
 func (l *execLog) hold(h *hold) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -231,7 +234,7 @@ func (l *execLog) hand() {
 
 // full reports whether the next output could drop output that is unsaved or held. It needs mu.
 func (l *execLog) full() bool {
-	const most, pieces = 64 << 10, maxPieces - 2 // as much as is taken at a time
+	const pieces = maxPieces - 2
 	kept := int64(math.MaxInt64)
 	if l.saving {
 		kept = l.saved
@@ -242,7 +245,7 @@ func (l *execLog) full() bool {
 		}
 	}
 	n := len(l.pieces)
-	return l.total-kept > l.limit-most || n >= pieces && l.pieces[n-pieces].at >= kept
+	return l.total-kept > l.keeps()-takeSize || n >= pieces && l.pieces[n-pieces].at >= kept
 }
 
 // Relay implements guest.Sink.
@@ -307,9 +310,18 @@ func (l *execLog) wrote() int64 {
 	return last.stdout + l.total - last.at
 }
 
+// keeps returns the number of the latest bytes that are kept: the limit, or takeSize
+// if that is more and a reader holds the log. It needs mu.
+func (l *execLog) keeps() int64 {
+	if len(l.holds) > 0 && !l.free {
+		return max(l.limit, takeSize)
+	}
+	return l.limit
+}
+
 // start is the offset of the first byte that is kept. It needs mu.
 func (l *execLog) start() int64 {
-	from := max(0, l.total-l.limit)
+	from := max(l.punched, l.total-l.keeps()) // a hold that begins brings no byte back
 	if len(l.pieces) > 0 {
 		from = max(from, l.pieces[0].at)
 	}
@@ -318,7 +330,7 @@ func (l *execLog) start() int64 {
 
 // trim forgets pieces and output beyond the limits. It needs mu.
 func (l *execLog) trim() {
-	from := max(0, l.total-l.limit)
+	from := max(0, l.total-l.keeps())
 	drop := max(0, len(l.pieces)-maxPieces)
 	for drop+1 < len(l.pieces) && l.pieces[drop+1].at <= from {
 		drop++

@@ -9,6 +9,9 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // put writes to a log as a splice would.
@@ -270,4 +273,152 @@ func blocked(l *execLog, written <-chan struct{}) <-chan struct{} {
 		}
 	}()
 	return full
+}
+
+// A reader that holds the output gets all of it, however little is kept, and whatever the program
+// writes meanwhile. The memory stays bounded.
+func TestExecLogWaitsForReadersThatHold(t *testing.T) {
+	for _, limit := range []int64{1, 1000, takeSize, 256 << 10} {
+		l, err := newExecLog(limit, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const rounds = 64
+		var h hold
+		put(t, l, "stdout", bytes.Repeat([]byte("-"), 10)) // perhaps dropped before
+		l.hold(&h)
+		written := make(chan struct{})
+		go func() {
+			defer close(written)
+			for i := range rounds {
+				data := bytes.Repeat([]byte{byte('a' + i%26)}, takeSize)
+				if _, err := l.Take("stdout", func(file int) (int, error) { return unix.Write(file, data) }); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		x := &Execution{log: l, done: make(chan struct{})}
+		buf := make([]byte, 64<<10)
+		first := max(0, 10-limit)
+		for from := first; from < 10+rounds*takeSize; {
+			c, err := x.log.read(from, buf)
+			if err != nil || c.at != from {
+				t.Fatalf("limit %d: at %d there is %d, %v", limit, from, c.at, err)
+			}
+			for i, b := range c.data {
+				if at := from + int64(i) - 10; at >= 0 && b != byte('a'+at/takeSize%26) {
+					t.Fatalf("limit %d: another byte at %d", limit, at)
+				}
+			}
+			l.mu.Lock()
+			if kept := l.total - from; kept > max(limit, takeSize) {
+				t.Errorf("limit %d: %d bytes are kept", limit, kept)
+			}
+			l.mu.Unlock()
+			from += int64(len(c.data))
+			l.taken(&h, from)
+			if len(c.data) == 0 {
+				<-c.more
+			}
+		}
+		<-written
+		l.unhold(&h)
+		put(t, l, "stderr", []byte("x"))
+		if _, _, dropped := l.counts(); dropped != max(0, 10+rounds*takeSize+1-limit) && dropped != 10+rounds*takeSize {
+			t.Errorf("limit %d: %d bytes are dropped", limit, dropped)
+		}
+		l.close()
+	}
+}
+
+// A program that waits for a reader goes on when that ends, the exec is deleted or the daemon
+// stops. A hold that comes after a deletion holds nothing.
+func TestExecLogStopsWaitingForReaders(t *testing.T) {
+	for name, tc := range map[string]struct {
+		end  func(l *execLog, h *hold)
+		want error
+	}{
+		"reader": {func(l *execLog, h *hold) { l.unhold(h) }, nil},
+		"exec":   {func(l *execLog, _ *hold) { l.freeHolds() }, nil},
+		"daemon": {func(l *execLog, _ *hold) { l.hand() }, errHanded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := newExecLog(128<<10, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.close()
+			var h, late hold
+			l.hold(&h)
+			if l.held() == nil {
+				t.Error("it is not held")
+			}
+			written := make(chan error, 1)
+			over := make(chan struct{})
+			go func() {
+				defer close(over)
+				data := bytes.Repeat([]byte("x"), takeSize)
+				var err error
+				for range 8 {
+					if _, e := l.Take("stdout", func(file int) (int, error) { return unix.Write(file, data) }); e != nil {
+						err = e
+					}
+				}
+				written <- err
+			}()
+			<-blocked(l, over)
+			select {
+			case <-over:
+				t.Fatal("it has not waited")
+			default:
+			}
+			tc.end(l, &h)
+			if name == "exec" {
+				l.hold(&late)
+			}
+			if err := <-written; !errors.Is(err, tc.want) {
+				t.Errorf("%v", err)
+			}
+			if name != "daemon" && l.held() != nil {
+				t.Error("it is held")
+			}
+		})
+	}
+}
+
+// A client that fails while it holds the output leaves no hold, also one that has waited for the
+// start.
+func TestAttachHeldLeavesNoHold(t *testing.T) {
+	l, err := newExecLog(128<<10, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	x := &Execution{log: l, done: make(chan struct{})}
+	put(t, l, "stdout", []byte("hello"))
+	gone := errors.New("gone")
+	var u Upcoming
+	l.hold(&u.hold)
+	for _, u := range []*Upcoming{nil, &u} {
+		err := x.AttachHeld(t.Context(), 0, u, true, func(e api.ExecEvent) error {
+			if e.Text == "" {
+				return nil
+			}
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if len(l.holds) == 0 {
+				t.Error("nothing holds it meanwhile")
+			}
+			return gone
+		})
+		if !errors.Is(err, gone) {
+			t.Errorf("%v", err)
+		}
+	}
+	if len(l.holds) != 0 || l.followers.Load() != 0 {
+		t.Errorf("%d hold it, %d follow", len(l.holds), l.followers.Load())
+	}
+	if err := (&Execution{}).AttachHeld(t.Context(), 0, nil, true, nil); !errors.Is(err, runtime.ErrState) {
+		t.Errorf("%v", err)
+	}
 }

@@ -649,6 +649,9 @@ func (x *Execution) collect() {
 	ctx := x.s.execs.ctx
 	stop := context.AfterFunc(ctx, x.log.hand) // the output may wait for a log or a reader that has stopped
 	defer stop()
+	if x.lease != nil { // how a sandbox has ended does not wait for a reader that has stopped
+		defer x.lease.AfterGone(func() { time.AfterFunc(stepTimeout, x.log.freeHolds) })()
+	}
 	exit, err := x.guest.Spool(ctx, x.log)
 	rec := x.record
 	switch {
@@ -811,7 +814,14 @@ func (s *core) forgetSandbox(ctx context.Context, id string) {
 
 // DeleteExec ends an exec, with everything that it has started, if it runs, and forgets it.
 func (s *API) DeleteExec(ctx context.Context, ref, id string) error {
-	x, err := s.findExec(ref, id)
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return err
+	}
+	if deleted, err := s.execs.deletePrepared(rec.ID, id); deleted || err != nil {
+		return err
+	}
+	x, err := s.findExec(rec.ID, id)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -129,4 +130,28 @@ func RewriteInit(state *os.File, pid int) error {
 	rest.Init = pid
 	_, err := state.WriteAt(make([]byte, 8), endAt)
 	return errors.Join(err, (&execLog{state: state}).note(recordAt, rest))
+}
+
+// Waiting returns the numbers of prepared execs and of clients that wait for starts, of all
+// sandboxes.
+func (s *Service) Waiting() (prepared, clients int) {
+	e := s.core.execs
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, of := range e.prepared {
+		prepared += len(of)
+	}
+	for _, of := range e.upcoming {
+		clients += len(of)
+	}
+	return prepared, clients
+}
+
+// PrepareLate prepares an exec of a sandbox that was found before.
+func (s *Service) PrepareLate(sandbox string) error {
+	p := &prepared{record: ExecRecord{Exec: api.Exec{ID: newExecID(), Sandbox: sandbox, State: api.ExecPrepared}}}
+	if err := s.core.execs.prepare(p, quota{parts: 1}); err != nil {
+		return err
+	}
+	return s.core.stillThere(sandbox)
 }

@@ -15,7 +15,8 @@ import (
 // Bounds of prepared execs, which are in memory only, and of clients that wait for a start.
 const (
 	maxPrepared      = 64       // of one sandbox; older ones are dropped
-	maxPreparedBytes = 64 << 20 // of all, as far as arguments, environment and stdin go
+	maxPreparedBytes = 64 << 20 // of all; older ones are dropped
+	preparedBytes    = 8 << 10  // of a record, besides its request
 	maxUpcoming      = 64       // clients that wait for one start
 )
 
@@ -23,7 +24,17 @@ const (
 type prepared struct {
 	record ExecRecord
 	req    api.ExecRequest
-	size   int
+	size   int // bytes in memory, at most
+}
+
+// sizeOf returns the size of a prepared exec with this request.
+func sizeOf(req *api.ExecRequest) int {
+	const header = 16 // of a string
+	size := preparedBytes + len(req.Stdin) + len(req.Cwd) + len(req.User)
+	for _, text := range slices.Concat(req.Argv, req.Env) {
+		size += header + len(text)
+	}
+	return size
 }
 
 // PrepareExec keeps the request for an exec, whose program [API.StartPrepared] starts. A daemon
@@ -39,28 +50,45 @@ func (s *API) PrepareExec(ref string, req api.ExecRequest) (ExecRecord, error) {
 	}
 	defer lease.End()
 	rec := &lease.Record
-	p := &prepared{req: req, size: len(req.Stdin)}
-	for _, text := range slices.Concat(req.Argv, req.Env) {
-		p.size += len(text)
-	}
+	p := &prepared{req: req, size: sizeOf(&req)}
 	p.record.Exec = api.Exec{
 		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: req.User, Cwd: req.Cwd, TTY: req.TTY,
 		Detached: true, StdinOpen: req.StdinOpen, State: api.ExecPrepared, StartedAt: time.Now().UTC(),
 	}
-	return p.record, s.execs.prepare(p)
+	out := p.record // before a concurrent start changes it
+	if err := s.execs.prepare(p, s.execsQuota(rec.Tenant)); err != nil {
+		return ExecRecord{}, err
+	}
+	return out, s.stillThere(rec.ID)
 }
 
-func (e *execs) prepare(p *prepared) error {
+// stillThere fails if a concurrent deletion of the sandbox was faster, whose end forgets prepared
+// execs and waits. It is called after one of them was added.
+func (s *core) stillThere(sandbox string) error {
+	_, err := s.supervisor.Get(sandbox)
+	if errors.Is(err, runtime.ErrNotFound) {
+		s.execs.forgetUpcoming(sandbox)
+	}
+	return err
+}
+
+// prepare lists a prepared exec. Older ones make room for it: of its sandbox, of its tenant, then
+// of all. Those that are being started stay.
+func (e *execs) prepare(p *prepared, q quota) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	total := p.size
-	for _, of := range e.prepared {
-		for _, other := range of {
-			total += other.size
-		}
+	e.dropPrepared(func(other *prepared) bool { return other.record.Sandbox == p.record.Sandbox }, func(number, _ int) bool {
+		return number < maxPrepared
+	})
+	if len(e.prepared[p.record.Sandbox]) >= maxPrepared {
+		return class.Mark(runtime.ErrInUse, fmt.Errorf("prepare an exec: %d of this sandbox are being started, which is the most", maxPrepared))
 	}
-	if total > maxPreparedBytes {
-		return class.Mark(runtime.ErrInUse, fmt.Errorf("prepare an exec: those that were not started have %d bytes, which is the most", maxPreparedBytes))
+	// One is always a tenant's, whatever its size.
+	e.dropPrepared(func(other *prepared) bool { return q.own == nil || q.own[other.record.Sandbox] }, func(_, size int) bool {
+		return size+p.size <= maxPreparedBytes/q.parts
+	})
+	if fits := e.dropPrepared(func(*prepared) bool { return true }, func(_, size int) bool { return size+p.size <= maxPreparedBytes }); !fits {
+		return class.Mark(runtime.ErrInUse, errors.New("prepare an exec: too many others are being started"))
 	}
 	of := e.prepared[p.record.Sandbox]
 	if of == nil {
@@ -70,17 +98,69 @@ func (e *execs) prepare(p *prepared) error {
 		}
 		e.prepared[p.record.Sandbox] = of
 	}
-	if len(of) >= maxPrepared {
-		var oldest *prepared
-		for _, other := range of {
-			if oldest == nil || other.record.StartedAt.Before(oldest.record.StartedAt) {
-				oldest = other
-			}
-		}
-		delete(of, oldest.record.ID)
-	}
 	of[p.record.ID] = p
 	return nil
+}
+
+// dropPrepared forgets prepared execs, oldest first, until the number and the size of the chosen
+// ones fit; it reports whether they do. It needs mu.
+func (e *execs) dropPrepared(chosen func(*prepared) bool, fit func(number, size int) bool) bool {
+	var idle []*prepared
+	number, size := 0, 0
+	for _, of := range e.prepared {
+		for _, p := range of {
+			if !chosen(p) {
+				continue
+			}
+			number, size = number+1, size+p.size
+			if p.record.State != api.ExecRunning {
+				idle = append(idle, p)
+			}
+		}
+	}
+	if fit(number, size) {
+		return true
+	}
+	slices.SortFunc(idle, func(a, b *prepared) int { return a.record.StartedAt.Compare(b.record.StartedAt) })
+	for _, p := range idle {
+		e.forgetPrepared(p)
+		if number, size = number-1, size-p.size; fit(number, size) {
+			return true
+		}
+	}
+	return false
+}
+
+// forgetPrepared removes a prepared exec, and ends the waits for its start unless it has begun. It
+// needs mu.
+func (e *execs) forgetPrepared(p *prepared) {
+	sandbox, id := p.record.Sandbox, p.record.ID
+	if e.prepared[sandbox][id] != p {
+		return
+	}
+	delete(e.prepared[sandbox], id)
+	if len(e.prepared[sandbox]) == 0 {
+		delete(e.prepared, sandbox)
+	}
+	if p.record.State != api.ExecRunning {
+		e.dropUpcoming(upcomingKey{sandbox, id})
+	}
+}
+
+// deletePrepared forgets a prepared exec, or one whose start has failed. It reports whether there
+// was one.
+func (e *execs) deletePrepared(sandbox, id string) (bool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p := e.prepared[sandbox][id]
+	switch {
+	case p == nil:
+		return false, nil
+	case p.record.State == api.ExecRunning:
+		return false, class.Mark(runtime.ErrState, fmt.Errorf("delete exec %s: it is being started", id))
+	}
+	e.forgetPrepared(p)
+	return true, nil
 }
 
 // ExecRecordOf returns the record of an exec, also of one that is prepared or could not be started.
@@ -115,18 +195,20 @@ func (s *API) StartPrepared(ctx context.Context, ref, id string, size api.Termin
 	}
 	s.execs.mu.Lock()
 	p := s.execs.prepared[rec.ID][id]
-	fresh := p != nil && p.record.State == api.ExecPrepared
+	fresh, failed := p != nil && p.record.State == api.ExecPrepared, p != nil && p.record.State == api.ExecLost
 	if fresh {
 		p.record.State = api.ExecRunning // of concurrent starts one succeeds
 	}
 	s.execs.mu.Unlock()
-	switch {
-	case p == nil:
+	if p == nil {
 		if _, err := s.findExec(rec.ID, id); err != nil {
 			return ExecRecord{}, err
 		}
-		fallthrough
-	case !fresh:
+	}
+	if failed {
+		return ExecRecord{}, class.Mark(runtime.ErrState, fmt.Errorf("start exec %s: its start has failed, prepare another one", id))
+	}
+	if !fresh {
 		return ExecRecord{}, class.Mark(runtime.ErrState, fmt.Errorf("start exec %s: it has been started already", class.Clip(id)))
 	}
 	req := p.req
@@ -137,10 +219,10 @@ func (s *API) StartPrepared(ctx context.Context, ref, id string, size api.Termin
 	s.execs.mu.Lock()
 	defer s.execs.mu.Unlock()
 	if err == nil {
-		delete(s.execs.prepared[rec.ID], id)
+		s.execs.forgetPrepared(p)
 		return started, nil
 	}
-	p.req, p.size = api.ExecRequest{}, 0
+	p.req, p.size = api.ExecRequest{}, preparedBytes
 	p.record.State, p.record.Failure, p.record.EndedAt = api.ExecLost, failureOf(err), time.Now().UTC()
 	s.execs.dropUpcoming(upcomingKey{rec.ID, id})
 	return ExecRecord{}, err
@@ -163,20 +245,36 @@ func (s *API) Upcoming(ref, exec string) (*Upcoming, error) {
 	if err != nil {
 		return nil, err
 	}
+	if exec == api.MainExec && len(rec.Command) == 0 {
+		return nil, class.Mark(runtime.ErrState, fmt.Errorf("sandbox %s has no main process, whose start could be waited for: it was created without a command", rec.Name))
+	}
+	u, err := s.execs.await(&rec, exec)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.stillThere(rec.ID); err != nil {
+		u.Close()
+		return nil, err
+	}
+	return u, nil
+}
+
+// await lists a client that waits for a start.
+func (e *execs) await(rec *runtime.Record, exec string) (*Upcoming, error) {
 	key := upcomingKey{rec.ID, exec}
-	s.execs.mu.Lock()
-	defer s.execs.mu.Unlock()
-	if p := s.execs.prepared[rec.ID][exec]; exec != api.MainExec && (p == nil || p.record.State != api.ExecPrepared) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if p := e.prepared[rec.ID][exec]; exec != api.MainExec && (p == nil || p.record.State != api.ExecPrepared) {
 		return nil, class.Mark(class.ErrNoExec, fmt.Errorf("exec %q of sandbox %s: %w that is prepared and not started", class.Clip(exec), rec.Name, class.ErrNoExec))
 	}
-	if len(s.execs.upcoming[key]) >= maxUpcoming {
+	if len(e.upcoming[key]) >= maxUpcoming {
 		return nil, class.Mark(runtime.ErrInUse, fmt.Errorf("%d clients wait for that start, which is the most", maxUpcoming))
 	}
-	u := &Upcoming{execs: s.execs, key: key, started: make(chan *Execution, 1)}
-	if s.execs.upcoming == nil {
-		s.execs.upcoming = make(map[upcomingKey][]*Upcoming)
+	u := &Upcoming{execs: e, key: key, started: make(chan *Execution, 1)}
+	if e.upcoming == nil {
+		e.upcoming = make(map[upcomingKey][]*Upcoming)
 	}
-	s.execs.upcoming[key] = append(s.execs.upcoming[key], u)
+	e.upcoming[key] = append(e.upcoming[key], u)
 	return u, nil
 }
 
