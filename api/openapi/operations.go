@@ -322,7 +322,7 @@ var Operations = []Operation{
 	{
 		ID: "prepareExec", Method: "POST", Path: "/v1/sandboxes/{id}/execs", Tag: "Execs", Summary: "Describe a program that is started later",
 		Detail: "The answer is the record of an exec that is `prepared`. Clients can attach to it (`from=next`) before `start` runs it as a detached exec. " +
-			"The 64 latest of a sandbox are kept, and lost when the daemon ends.",
+			"The 64 latest of a sandbox are kept, within 64 MiB of all, and lost when the daemon ends.",
 		Body: jsonBody(api.ExecRequest{Argv: []string{"make", "test"}}), Answers: []Answer{created(preparedExec())},
 	},
 	{
