@@ -1,0 +1,80 @@
+package docker
+
+import (
+	"encoding/json"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// Prune removes volumes whose name was made up, and named ones if the filter all or a client before
+// version 1.42 asks for it. One that is in use, or that is to be kept, stays.
+func TestVolumesPrune(t *testing.T) {
+	f := start(t)
+	f.images(t)
+	docker := filepath.Join(f.bin, "docker")
+	// Two alone has files.
+	prune := func(path string) []string {
+		t.Helper()
+		status, answer := f.do(t, "POST", path, "", nil)
+		var out struct {
+			VolumesDeleted []string
+			SpaceReclaimed int64
+		}
+		if err := json.Unmarshal([]byte(answer), &out); err != nil || status != http.StatusOK || slices.Contains(out.VolumesDeleted, "two") != (out.SpaceReclaimed > 0) {
+			t.Fatalf("%s: %d %s, %v", path, status, answer, err)
+		}
+		slices.Sort(out.VolumesDeleted)
+		return out.VolumesDeleted
+	}
+	f.must(t, docker, "run", "-d", "--name", "holder", "-v", "held:/data", "-v", "/anon", image, "sleep", "1000")
+	for _, args := range [][]string{{"one"}, {"--label", "app=shop", "two"}, {"three"}} {
+		f.must(t, docker, append([]string{"volume", "create"}, args...)...)
+	}
+	f.must(t, docker, "run", "--rm", "-v", "two:/bin", image, "true") // gets the image's files
+	if _, err := f.Client(t).CreateVolume(t.Context(), api.CreateVolume{Name: "kept", Labels: map[string]string{api.LabelKeep: "true"}}); err != nil {
+		t.Fatal(err)
+	}
+	status, answer := f.do(t, "POST", "/volumes/create", "application/json", []byte("{}"))
+	var made struct{ Name string }
+	if err := json.Unmarshal([]byte(answer), &made); err != nil || status != http.StatusCreated {
+		t.Fatal(status, answer, err)
+	}
+	for _, step := range []struct {
+		path string
+		want []string
+	}{
+		{`/v1.51/volumes/prune?filters={"label":["nosuch"]}`, []string{}},
+		{"/v1.51/volumes/prune", []string{made.Name}},
+		{`/v1.51/volumes/prune?filters={"all":{"false":true}}`, []string{}},
+		{`/v1.51/volumes/prune?filters={"all":["true"],"label":["app=shop"]}`, []string{"two"}},
+		{`/v1.41/volumes/prune?filters={"label!":["app"]}`, []string{"one", "three"}},
+		{`/v1.51/volumes/prune?filters={"all":["1"]}`, []string{}},
+	} {
+		if got := prune(step.path); !slices.Equal(got, step.want) {
+			t.Errorf("%s removed %v, want %v", step.path, got, step.want)
+		}
+	}
+	all, err := f.Client(t).Volumes(t.Context(), nil)
+	if err != nil || len(all) != 3 {
+		t.Errorf("%d volumes are left: %v, %v", len(all), all, err)
+	}
+}
+
+// A volume that exists is the answer to its creation, whatever labels are asked for.
+func TestVolumeExists(t *testing.T) {
+	f := start(t)
+	for _, body := range []string{`{"Name":"twice","Labels":{"a":"1"}}`, `{"Name":"twice","Labels":{"a":"2"}}`, `{"Name":"twice"}`} {
+		status, answer := f.do(t, "POST", "/volumes/create", "application/json", []byte(body))
+		var doc struct {
+			Name, Driver, Mountpoint string
+			Labels                   map[string]string
+		}
+		if err := json.Unmarshal([]byte(answer), &doc); err != nil || status != http.StatusCreated || doc.Name != "twice" || doc.Labels["a"] != "1" || doc.Driver != "local" {
+			t.Errorf("%s: %d %s", body, status, answer)
+		}
+	}
+}
