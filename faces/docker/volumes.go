@@ -44,6 +44,9 @@ func checkDriver(field, name string) error {
 // bindOf translates a line of Binds.
 func bindOf(bind string) (api.Mount, error) {
 	parts := strings.Split(bind, ":")
+	if len(parts) == 1 && path.IsAbs(bind) { // a volume without a name, as docker-py asks for it
+		return api.Mount{Type: api.MountVolume, Target: path.Clean(bind)}, nil
+	}
 	if len(parts) < 2 || len(parts) > 3 || parts[0] == "" {
 		return api.Mount{}, badf("invalid volume specification: '%s'", clip(bind))
 	}
