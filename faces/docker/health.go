@@ -12,8 +12,8 @@ import (
 // noCheck is the first word of a test that keeps the image's check from being run.
 const noCheck = "NONE"
 
-// healthOf translates a health check. It returns nil for a container that has asked for nothing: the
-// daemon runs the image's check then. What makes no sense is the daemon's to refuse.
+// healthOf translates a health check. It returns nil for a request without one: the daemon runs the
+// image's then. The daemon refuses a check that makes no sense.
 func healthOf(h *container.HealthConfig) *api.HealthCheck {
 	if h == nil {
 		return nil

@@ -277,13 +277,13 @@ func (c *call) attach(a attachment) error {
 		return err
 	case <-c.ctx().Done():
 		cancel(context.Cause(c.ctx()))
-		<-ended // the client is gone
+		<-ended //nolint:errcheck // the client is gone
 		return errAnswered
 	}
 	conn, err := c.hijack(a.tty)
 	if err != nil {
 		cancel(err)
-		<-ended // the client is gone
+		<-ended //nolint:errcheck // the client is gone
 		return err
 	}
 	defer conn.Close()
@@ -294,12 +294,12 @@ func (c *call) attach(a attachment) error {
 		if err := a.begin(ctx); err != nil {
 			_, _ = stdout.Write([]byte(err.Error() + "\r\n")) // a client that is gone has no use for it
 			cancel(err)
-			<-ended // the client is gone
+			<-ended //nolint:errcheck // the client is gone
 			conn.closeWrite()
 			return errAnswered
 		}
 	}
-	<-ended // its error is told by the record of the program, or is the client's own end
+	<-ended //nolint:errcheck // its error is told by the record of the program, or is the client's own end
 	conn.closeWrite()
 	return errAnswered
 }
@@ -445,11 +445,11 @@ func (f *Face) await(ctx context.Context, sb *api.Sandbox, condition string, sin
 	switch {
 	case errors.Is(err, &api.Problem{Code: api.CodeNotFound}) && condition == "removed" && !lives:
 		cancel(errFound)
-		<-result // errFound
+		<-result //nolint:errcheck // errFound
 		return code, nil
 	case err == nil && lives && condition != "removed" && now.State != api.StateRunning && now.State != api.StatePaused:
 		cancel(errFound)
-		<-result // errFound
+		<-result //nolint:errcheck // errFound
 		return exitCode(now), nil
 	}
 	select {
@@ -463,7 +463,7 @@ func (f *Face) await(ctx context.Context, sb *api.Sandbox, condition string, sin
 		return 0, err
 	case code := <-failed:
 		cancel(errFound)
-		<-result // errFound
+		<-result //nolint:errcheck // errFound
 		return code, nil
 	}
 }

@@ -101,8 +101,8 @@ func volumeMount(m *mount.Mount) (api.Mount, error) {
 	return out, checkLabels(o.Labels)
 }
 
-// anonymousVolumes adds the volumes without a name at the paths of Config.Volumes where nothing else
-// is mounted.
+// anonymousVolumes adds volumes without a name at the paths of Config.Volumes, unless a path has a
+// mount already.
 func anonymousVolumes(set *api.Settings, paths map[string]struct{}) error {
 	for _, target := range slices.Sorted(maps.Keys(paths)) {
 		at := path.Clean(target)
@@ -118,8 +118,8 @@ func anonymousVolumes(set *api.Settings, paths map[string]struct{}) error {
 	return nil
 }
 
-// makeLabelled makes the volumes that a container wants with labels, which a sandbox's mounts do not
-// have. As in Docker they stay if the container cannot be made: another request may have one by now.
+// makeLabelled makes the volumes that a container wants with labels, which mounts of a sandbox do
+// not have. As in Docker they stay if the container cannot be made: another may have one by now.
 func (f *Face) makeLabelled(ctx context.Context, h *container.HostConfig) error {
 	for i := range h.Mounts {
 		m := &h.Mounts[i]
@@ -275,7 +275,7 @@ func (c *call) postVolumesPrune() error {
 		switch {
 		case err == nil:
 			out.VolumesDeleted = append(out.VolumesDeleted, v.Name)
-			out.SpaceReclaimed += uint64(max(bytes, 0)) //nolint:gosec // not negative
+			out.SpaceReclaimed += uint64(max(bytes, 0))
 		case errors.Is(err, &api.Problem{Code: api.CodeConflict}), errors.Is(err, &api.Problem{Code: api.CodeNotFound}): // by now
 		default:
 			return err

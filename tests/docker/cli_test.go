@@ -136,6 +136,8 @@ var lines = []line{
 	{args: "network ls --format {{.Name}}", out: `(?s)bridge.*none`},
 	{args: "network inspect bridge", out: `"Driver": "bridge"`},
 	{args: "network inspect nosuch", code: 1, err: `not found|No such network`},
+	{args: "network create mine", code: 1, err: `networks are not made by themselves yet: one exists while a container is in it`},
+	{args: "network rm bridge", code: 1, err: `networks are not made by themselves yet`},
 	{args: "volume ls -q", out: `^$`},
 	{args: "system df", out: `Images`},
 	{args: "node ls", code: 1, err: `not a swarm manager`},
@@ -278,7 +280,7 @@ func TestVolumeLines(t *testing.T) {
 	}
 }
 
-// events returns what has happened so far: type, action and object.
+// events returns the events so far: type, action and object of each.
 func (f *face) events(t *testing.T, filters string) []string {
 	t.Helper()
 	now := time.Now()

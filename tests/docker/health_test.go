@@ -54,8 +54,7 @@ func TestHealth(t *testing.T) {
 				return nil
 			})
 			f.runLines(t, which, docker, []line{
-				{args: "inspect --format '{{.Config.Healthcheck.Test}} {{.Config.Healthcheck.Interval}} {{.Config.Healthcheck.Timeout}} {{.Config.Healthcheck.StartPeriod}} {{.Config.Healthcheck.Retries}}' own",
-					out: `^\[CMD-SHELL echo looked; test -e /tmp/works\] 1s 20s 1ms 2\n$`},
+				{args: "inspect --format '{{with .Config.Healthcheck}}{{.Test}} {{.Interval}} {{.Timeout}} {{.StartPeriod}} {{.Retries}}{{end}}' own", out: `^\[CMD-SHELL echo looked; test -e /tmp/works\] 1s 20s 1ms 2\n$`},
 				{args: "inspect --format '{{.Config.Healthcheck.Test}} {{.Config.Healthcheck.Interval}} {{.Config.Healthcheck.Retries}}' images", out: `^\[.*test -e /tmp/works\] 1s 2\n$`},
 				{args: "inspect --format '{{.Config.Healthcheck.Interval}} {{.Config.Healthcheck.Retries}}' both", out: `^1s 1\n$`},
 				{args: "inspect --format '{{.State.Health.FailingStreak}} {{range .State.Health.Log}}{{.ExitCode}} {{.Output}}{{end}}' own", out: `^0 (?:[01] looked\n)*0 looked\n\n$`},

@@ -3,6 +3,7 @@ package docker
 import (
 	"encoding/json"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -76,5 +77,39 @@ func TestVolumeExists(t *testing.T) {
 		if err := json.Unmarshal([]byte(answer), &doc); err != nil || status != http.StatusCreated || doc.Name != "twice" || doc.Labels["a"] != "1" || doc.Driver != "local" {
 			t.Errorf("%s: %d %s", body, status, answer)
 		}
+	}
+}
+
+// A VOLUME of an image is a volume without a name that begins with the image's files. The next
+// container has one of its own, and each goes with its container.
+func TestVolumeOfAnImage(t *testing.T) {
+	f := start(t)
+	f.images(t)
+	context := filepath.Join(f.home, "context")
+	if err := os.Mkdir(context, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	dockerfile := "FROM tool:1\nRUN mkdir /vol && echo first > /vol/f\nVOLUME /vol\nCMD [\"sleep\", \"1000\"]\n"
+	if err := os.WriteFile(filepath.Join(context, "Dockerfile"), []byte(dockerfile), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for which, docker := range f.clients(t) {
+		f.must(t, docker, "build", "-t", "vol:1", context)
+		f.runLines(t, which, docker, []line{
+			{args: "run -d --name a vol:1"},
+			{args: "exec a sh -c 'cat /vol/f; echo second > /vol/f'", out: `^first\n$`},
+			{args: "run -d --name b vol:1"},
+			{args: "exec b cat /vol/f", out: `^first\n$`},
+			{args: "run -d --name c -v named:/vol vol:1"},
+			{args: "exec c cat /vol/f", out: `^first\n$`},
+			{args: "inspect --format '{{range .Mounts}}{{.Type}} {{.Destination}} {{len .Name}};{{end}}' a", out: `^volume /vol 64;\n$`},
+			{args: "inspect --format '{{range .Mounts}}{{.Type}} {{.Destination}} {{.Name}};{{end}}' c", out: `^volume /vol named;\n$`},
+			{args: "volume ls -q", out: `^[0-9a-f]{64}\n[0-9a-f]{64}\nnamed\n$`},
+			{args: "rm -f a"},
+			{args: "volume ls -q", out: `^[0-9a-f]{64}\nnamed\n$`},
+			{args: "rm -f -v b c"},
+			{args: "volume ls -q", out: `^named\n$`},
+			{args: "volume rm named"},
+		}, os.Getenv)
 	}
 }
