@@ -15,6 +15,7 @@ import (
 
 	"github.com/docker/go-units"
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/api/types/network"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -217,7 +218,11 @@ func mountPoints(sb *api.Sandbox) []container.MountPoint {
 		if m.ReadOnly {
 			mode = "ro"
 		}
-		out = append(out, container.MountPoint{Type: "bind", Source: m.Source, Destination: m.Target, Mode: mode, RW: !m.ReadOnly, Propagation: "rprivate"})
+		point := container.MountPoint{Type: mount.TypeBind, Source: m.Source, Destination: m.Target, Mode: mode, RW: !m.ReadOnly, Propagation: mount.PropagationRPrivate}
+		if m.Type == api.MountVolume { // where its files are is the daemon's to know
+			point.Type, point.Name, point.Source, point.Driver, point.Propagation = mount.TypeVolume, m.Source, "", localDriver, ""
+		}
+		out = append(out, point)
 	}
 	return out
 }
@@ -259,6 +264,9 @@ func (f *Face) inspect(ctx context.Context, sb *api.Sandbox) (*inspect, error) {
 	if cfg.Labels == nil {
 		cfg.Labels = map[string]string{}
 	}
+	if sb.HealthCheck != nil {
+		cfg.Healthcheck = healthConfig(sb.HealthCheck)
+	}
 	state := stateOf(sb)
 	lives := state == container.StateRunning || state == container.StatePaused
 	d := &inspect{InspectResponse: container.InspectResponse{
@@ -266,7 +274,7 @@ func (f *Face) inspect(ctx context.Context, sb *api.Sandbox) (*inspect, error) {
 		Driver: "overlay2", Platform: "linux", HostConfig: req.HostConfig, Config: &cfg, Mounts: mountPoints(sb),
 		State: &container.State{
 			Status: state, Running: lives || state == container.StateRestarting, Paused: state == container.StatePaused, Restarting: state == container.StateRestarting,
-			Pid: sb.PID, StartedAt: timeText(sb.StartedAt), FinishedAt: timeText(time.Time{}),
+			Pid: sb.PID, StartedAt: timeText(sb.StartedAt), FinishedAt: timeText(time.Time{}), Health: health(sb),
 		},
 	}}
 	if len(sb.Command) > 0 {
@@ -374,6 +382,11 @@ func (c *call) getContainers() error {
 			return badf("invalid filter 'status=%s'", clip(s))
 		}
 	}
+	for _, s := range want["health"] {
+		if container.ValidateHealthStatus(container.HealthStatus(s)) != nil {
+			return badf("invalid filter 'health=%s'", clip(s))
+		}
+	}
 	all, err := c.f.api.ListSandboxes(c.ctx(), client.ListOptions{})
 	if err != nil {
 		return err
@@ -443,7 +456,7 @@ func status(sb *api.Sandbox, state container.ContainerState) string {
 	since := func(t time.Time) string { return units.HumanDuration(time.Since(t)) }
 	switch state {
 	case container.StateRunning:
-		return "Up " + since(sb.StartedAt)
+		return "Up " + since(sb.StartedAt) + healthNote(sb)
 	case container.StatePaused:
 		return "Up " + since(sb.StartedAt) + " (Paused)"
 	case container.StateRestarting:
@@ -500,7 +513,7 @@ func (c *call) listFilter(want filters) (func(*api.Sandbox, container.ContainerS
 			want.has("name", func(w string) bool { return matchName(w, sb.Name) }) &&
 			want.has("status", func(w string) bool { return string(state) == w }) &&
 			want.has("exited", func(w string) bool { return state == container.StateExited && strconv.Itoa(exitCode(sb)) == w }) &&
-			want.has("health", func(w string) bool { return w == "none" }) &&
+			want.has("health", func(w string) bool { return string(healthStatus(sb)) == w }) &&
 			want.has("is-task", func(w string) bool { return !truth(w) }) &&
 			want.has("isolation", func(w string) bool { return w == "default" }) &&
 			want.has("network", func(w string) bool {

@@ -50,7 +50,7 @@ type HostField struct {
 const (
 	noDevices    = "devices of the host are not passed in; /dev has null, zero, full, random, urandom, tty and terminals"
 	noNamespaces = "a container never shares a namespace of the host"
-	noVolumes    = "named volumes are not translated yet; a directory of the host below a root of serve --mount-root can be bound"
+	noDrivers    = "volumes are directories of the daemon's, and have no drivers"
 	noDNS        = "names are resolved by the sandbox's gateway, by the host's resolver and the policy; ExtraHosts adds names"
 	noRates      = "rates of single devices cannot be set"
 )
@@ -60,7 +60,7 @@ const (
 var HostFields = []HostField{
 	{"Annotations", ignored, "shown by inspect"},
 	{"AutoRemove", honoured, ""},
-	{"Binds", honoured, "directories below a root of `serve --mount-root`; " + noVolumes},
+	{"Binds", honoured, "named volumes, and directories below a root of `serve --mount-root`"},
 	{"BlkioDeviceReadBps", refused, noRates},
 	{"BlkioDeviceReadIOps", refused, noRates},
 	{"BlkioDeviceWriteBps", refused, noRates},
@@ -103,7 +103,7 @@ var HostFields = []HostField{
 	{"MemoryReservation", ignored, "a wish, as in Docker"},
 	{"MemorySwap", honoured, "the sum of memory and swap; no swap without it"},
 	{"MemorySwappiness", refused, "the host decides what it swaps"},
-	{"Mounts", honoured, "of the types bind and tmpfs; " + noVolumes},
+	{"Mounts", honoured, "of the types bind, volume and tmpfs; a volume has no driver's options and no Subpath"},
 	{"NanoCpus", honoured, ""},
 	{"NetworkMode", honoured, "`none`, `bridge`, `container:NAME` and names of networks; `host` is refused"},
 	{"OomKillDisable", refused, "a container that is out of memory cannot be left standing"},
@@ -126,8 +126,8 @@ var HostFields = []HostField{
 	{"Ulimits", honoured, ""},
 	{"Umask", refused, "programs set their own umask"},
 	{"UsernsMode", refused, noNamespaces + "; every container has a user namespace"},
-	{"VolumeDriver", refused, noVolumes},
-	{"VolumesFrom", refused, noVolumes},
+	{"VolumeDriver", refused, noDrivers + "; `local` is accepted"},
+	{"VolumesFrom", refused, "name the volumes of the other container, as in -v NAME:PATH"},
 }
 
 // refuse returns the error for a field that asks for what there is not.
@@ -163,6 +163,9 @@ func (c *call) postCreate() error {
 	sb.Name = strings.TrimPrefix(c.q.Get("name"), "/")
 	if sb.Name != "" && !validName(sb.Name) {
 		return badf("Invalid container name (%s), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed, and at most 63 characters", clip(sb.Name))
+	}
+	if err := c.f.makeLabelled(c.ctx(), req.HostConfig); err != nil {
+		return err
 	}
 	made, err := c.f.api.CreateSandbox(c.ctx(), sb)
 	if errors.Is(err, &api.Problem{Code: api.CodeExists}) {
@@ -220,7 +223,7 @@ func (f *Face) translate(ctx context.Context, req *container.CreateRequest) (sb 
 	}
 	sb.Settings = api.Settings{
 		Hostname: cfg.Hostname, ReadOnly: host.ReadonlyRootfs, ShmSize: host.ShmSize, CapAdd: host.CapAdd, CapDrop: host.CapDrop,
-		StopSignal: cfg.StopSignal, AutoRemove: host.AutoRemove,
+		StopSignal: cfg.StopSignal, AutoRemove: host.AutoRemove, HealthCheck: healthOf(cfg.Healthcheck),
 	}
 	if cfg.Domainname != "" && cfg.Hostname != "" {
 		sb.Hostname += "." + cfg.Domainname
@@ -259,8 +262,8 @@ func (f *Face) translate(ctx context.Context, req *container.CreateRequest) (sb 
 	if err := mountsOf(&sb.Settings, host); err != nil {
 		return sb, nil, err
 	}
-	if len(cfg.Volumes) > 0 {
-		warnings = append(warnings, "volumes without a name are directories of the container, and removed with it")
+	if err := anonymousVolumes(&sb.Settings, cfg.Volumes); err != nil {
+		return sb, nil, err
 	}
 	if err := f.networkOf(ctx, &sb, req); err != nil {
 		return sb, nil, err
@@ -277,16 +280,21 @@ func (f *Face) checkConfig(cfg *container.Config) error {
 	if cfg.Image == "" {
 		return badf("no image specified: Config.Image is empty")
 	}
-	if h := cfg.Healthcheck; h != nil && len(h.Test) > 0 && h.Test[0] != "NONE" {
-		return badf("Config.Healthcheck: health checks are not run yet; leave it out, and ask the program with exec")
-	}
-	for k := range cfg.Labels {
-		if strings.HasPrefix(k, reserved) {
-			return statusf(http.StatusForbidden, "label %q: names that begin with %q are the daemon's", clip(k), reserved)
-		}
+	if err := checkLabels(cfg.Labels); err != nil {
+		return err
 	}
 	if cfg.StopTimeout != nil && (*cfg.StopTimeout < -1 || *cfg.StopTimeout > 600) {
 		return badf("Config.StopTimeout %d: must be at most 600 seconds", *cfg.StopTimeout)
+	}
+	return nil
+}
+
+// checkLabels keeps clients from setting labels that mean something to the daemon.
+func checkLabels(all map[string]string) error {
+	for k := range all {
+		if strings.HasPrefix(k, reserved) {
+			return statusf(http.StatusForbidden, "label %q: names that begin with %q are the daemon's", clip(k), reserved)
+		}
 	}
 	return nil
 }
@@ -416,24 +424,9 @@ func limitsOf(l *api.Limits, r *container.Resources, storage map[string]string) 
 // mountsOf translates binds, mounts and file systems in memory.
 func mountsOf(set *api.Settings, h *container.HostConfig) error {
 	for _, bind := range h.Binds {
-		parts := strings.Split(bind, ":")
-		if len(parts) < 2 || len(parts) > 3 {
-			return badf("invalid volume specification: '%s'", clip(bind))
-		}
-		if !path.IsAbs(parts[0]) {
-			return badf("HostConfig.Binds %q: %s", clip(bind), noVolumes)
-		}
-		m := api.Mount{Type: api.MountBind, Source: path.Clean(parts[0]), Target: path.Clean(parts[1])}
-		if len(parts) == 3 {
-			for mode := range strings.SplitSeq(parts[2], ",") {
-				switch mode {
-				case "ro":
-					m.ReadOnly = true
-				case "rw", "z", "Z", "", "nocopy", "cached", "delegated", "consistent", "private", "rprivate", "slave", "rslave":
-				default:
-					return badf("invalid mode: %s", clip(mode))
-				}
-			}
+		m, err := bindOf(bind)
+		if err != nil {
+			return err
 		}
 		set.Mounts = append(set.Mounts, m)
 	}
@@ -455,8 +448,14 @@ func mountsOf(set *api.Settings, h *container.HostConfig) error {
 				t.Size, t.Mode = o.SizeBytes, uint32(o.Mode.Perm())
 			}
 			set.Tmpfs = append(set.Tmpfs, t)
-		case mount.TypeVolume, mount.TypeImage, mount.TypeNamedPipe, mount.TypeCluster:
-			return badf("HostConfig.Mounts: type %s: %s", m.Type, noVolumes)
+		case mount.TypeVolume:
+			v, err := volumeMount(m)
+			if err != nil {
+				return err
+			}
+			set.Mounts = append(set.Mounts, v)
+		case mount.TypeImage, mount.TypeNamedPipe, mount.TypeCluster:
+			return badf("HostConfig.Mounts: type %s: bind, volume and tmpfs are mounted", m.Type)
 		default:
 			return badf("invalid mount config: mount type unknown: %q", clip(string(m.Type)))
 		}

@@ -5,13 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/moby/moby/api/types/container"
+
+	"github.com/sandboxd/sandboxd/api"
 )
 
 // fieldNames returns the names that the fields of a type have in JSON, embedded ones included.
@@ -118,5 +122,47 @@ func TestTruth(t *testing.T) {
 		if truth(in) != want {
 			t.Errorf("%q: %v", in, !want)
 		}
+	}
+}
+
+// A bind's source is a directory of the host, a volume's name, or left out.
+func TestBinds(t *testing.T) {
+	for bind, want := range map[string]api.Mount{
+		"/a/./b:/x":        {Type: api.MountBind, Source: "/a/b", Target: "/x"},
+		"/a:/x/:ro,nocopy": {Type: api.MountBind, Source: "/a", Target: "/x", ReadOnly: true},
+		"v1:/x":            {Type: api.MountVolume, Source: "v1", Target: "/x"},
+		"v.1_-:/x:nocopy":  {Type: api.MountVolume, Source: "v.1_-", Target: "/x", NoCopy: true},
+		"v:/x:z,ro":        {Type: api.MountVolume, Source: "v", Target: "/x", ReadOnly: true},
+		"/x/":              {Type: api.MountVolume, Target: "/x"},
+	} {
+		if got, err := bindOf(bind); err != nil || got != want {
+			t.Errorf("%q: %+v, %v; want %+v", bind, got, err, want)
+		}
+	}
+	for _, bind := range []string{"", "x", ":/x", "a/b:/x", ".:/x", "..:/x", "-v:/x", "a b:/x", "v\n:/x", "ä:/x", "v:/x:rshared", "v:/x:ro:more", strings.Repeat("v", 129) + ":/x"} {
+		if got, err := bindOf(bind); err == nil || statusOf(err) != http.StatusBadRequest {
+			t.Errorf("%q: %+v, %v", bind, got, err)
+		}
+	}
+}
+
+// A health check of Docker becomes one of ours and back. Times beside NONE, which the daemon
+// refuses, are dropped.
+func TestHealthChecks(t *testing.T) {
+	h := &container.HealthConfig{
+		Test: []string{"CMD", "true"}, Interval: 1500 * time.Millisecond, Timeout: time.Minute, StartPeriod: time.Millisecond, StartInterval: 2 * time.Second, Retries: 7,
+	}
+	ours := healthOf(h)
+	if ours.Interval != 1.5 || ours.Timeout != 60 || ours.StartPeriod != 0.001 || ours.StartInterval != 2 || ours.Retries != 7 {
+		t.Errorf("%+v", ours)
+	}
+	if back := healthConfig(ours); !reflect.DeepEqual(back, h) {
+		t.Errorf("%+v, want %+v", back, h)
+	}
+	if got := healthOf(&container.HealthConfig{Test: []string{"NONE"}, Interval: time.Second}); !reflect.DeepEqual(got, &api.HealthCheck{Test: []string{"NONE"}}) {
+		t.Errorf("NONE: %+v", got)
+	}
+	if got := healthOf(nil); got != nil {
+		t.Errorf("no request: %+v", got)
 	}
 }

@@ -146,17 +146,22 @@ func (c *call) getDiskUsage() error {
 			"Size": img.image.SharedSize + img.image.UniqueSize, "SharedSize": img.image.SharedSize, "Labels": map[string]string{}, "Containers": used[img.id],
 		})
 	}
-	return c.json(http.StatusOK, map[string]any{"LayersSize": du.Images.Bytes, "Images": shown, "Containers": containers, "Volumes": []any{}, "BuildCache": []any{}, "BuilderSize": du.BuildCache.Bytes})
+	volumes, err := c.f.volumeUsage(c.ctx(), du.VolumeFiles)
+	if err != nil {
+		return err
+	}
+	return c.json(http.StatusOK, map[string]any{"LayersSize": du.Images.Bytes, "Images": shown, "Containers": containers, "Volumes": volumes, "BuildCache": []any{}, "BuilderSize": du.BuildCache.Bytes})
 }
 
 // eventNames are Docker's names of what happens to objects.
 var eventNames = map[api.EventType]map[api.EventAction][]string{
 	api.EventSandbox: {
 		api.ActionCreated: {"create"}, api.ActionStarted: {"start"}, api.ActionPaused: {"pause"}, api.ActionResumed: {"unpause"},
-		api.ActionUpdated: {"update"}, api.ActionRenamed: {"rename"}, api.ActionStopped: {"die"}, api.ActionDeleted: {"destroy"},
+		api.ActionUpdated: {"update"}, api.ActionRenamed: {"rename"}, api.ActionStopped: {"die"}, api.ActionDeleted: {"destroy"}, api.ActionHealth: {"health_status"},
 	},
-	api.EventExec:  {api.ActionStarted: {"exec_start"}, api.ActionEnded: {"exec_die"}},
-	api.EventImage: {api.ActionPulled: {"pull"}, api.ActionPushed: {"push"}, api.ActionImported: {"load"}, api.ActionTagged: {"tag"}, api.ActionRemoved: {"untag"}},
+	api.EventVolume: {api.ActionCreated: {"create"}, api.ActionRemoved: {"destroy"}},
+	api.EventExec:   {api.ActionStarted: {"exec_start"}, api.ActionEnded: {"exec_die"}},
+	api.EventImage:  {api.ActionPulled: {"pull"}, api.ActionPushed: {"push"}, api.ActionImported: {"load"}, api.ActionTagged: {"tag"}, api.ActionRemoved: {"untag"}},
 }
 
 func (c *call) getEvents() error {
@@ -164,7 +169,7 @@ func (c *call) getEvents() error {
 	if err != nil {
 		return err
 	}
-	opts := client.EventOptions{Follow: true, Filters: []string{"type=sandbox", "type=exec", "type=image"}}
+	opts := client.EventOptions{Follow: true, Filters: []string{"type=sandbox", "type=exec", "type=image", "type=volume"}}
 	none := 0
 	opts.Last = &none
 	if s := c.q.Get("since"); s != "" {
@@ -212,7 +217,13 @@ func (c *call) sendEvent(want filters, e *api.Event, action string) error {
 	case api.EventImage:
 		typ, id = "image", shorter(e.Object)
 		attributes = map[string]string{"name": shorter(e.Object)}
-	case api.EventSandbox, api.EventPort, api.EventBuild, api.EventSnapshot, api.EventSecret, api.EventVolume:
+	case api.EventVolume:
+		typ, id = "volume", e.Object
+		attributes = map[string]string{"driver": localDriver}
+	case api.EventSandbox, api.EventPort, api.EventBuild, api.EventSnapshot, api.EventSecret:
+		if e.Action == api.ActionHealth {
+			action += ": " + string(e.Health)
+		}
 		for k, v := range e.Labels {
 			if !strings.HasPrefix(k, reserved) {
 				attributes[k] = v
@@ -230,8 +241,9 @@ func (c *call) sendEvent(want filters, e *api.Event, action string) error {
 		!want.has("container", func(w string) bool {
 			return typ == "container" && (strings.HasPrefix(id, w) || strings.TrimPrefix(w, "/") == e.Name)
 		}) ||
+		!want.has("volume", func(w string) bool { return typ == "volume" && w == id }) ||
 		!want.has("image", func(w string) bool {
-			return normalize(w) == normalize(cmp.Or(attributes["image"], attributes["name"]))
+			return typ != "volume" && normalize(w) == normalize(cmp.Or(attributes["image"], attributes["name"]))
 		}) ||
 		!want.labels(attributes) {
 		return nil
@@ -513,11 +525,11 @@ func routes() []route {
 		r("POST", "/networks/{id}/connect", refusal(http.StatusNotImplemented, noNetworks)),
 		r("POST", "/networks/{id}/disconnect", refusal(http.StatusNotImplemented, noNetworks)),
 
-		r("GET", "/volumes", document(map[string]any{"Volumes": []any{}, "Warnings": nil})),
-		r("POST", "/volumes/create", refusal(http.StatusNotImplemented, noVolumes)),
-		r("POST", "/volumes/prune", document(map[string]any{"VolumesDeleted": []string{}, "SpaceReclaimed": 0})),
-		r("GET", "/volumes/{name}", func(c *call) error { return statusf(http.StatusNotFound, "get %s: no such volume", clip(c.args[0])) }),
-		r("DELETE", "/volumes/{name}", func(c *call) error { return statusf(http.StatusNotFound, "get %s: no such volume", clip(c.args[0])) }),
+		r("GET", "/volumes", (*call).getVolumes),
+		r("POST", "/volumes/create", (*call).postVolume),
+		r("POST", "/volumes/prune", (*call).postVolumesPrune),
+		r("GET", "/volumes/{name}", (*call).getVolume),
+		r("DELETE", "/volumes/{name}", (*call).deleteVolume),
 
 		r("GET", "/plugins", document([]any{})),
 		r("GET", "/plugins/{name}/json", func(c *call) error { return statusf(http.StatusNotFound, "plugin %q not found", clip(c.args[0])) }),

@@ -1,11 +1,17 @@
 package docker
 
 import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
@@ -55,7 +61,7 @@ var lines = []line{
 	{args: "run --rm --network host tool:1 true", code: 125, err: `HostConfig.NetworkMode`},
 	{args: "run --rm --pid host tool:1 true", code: 125, err: `HostConfig.PidMode`},
 	{args: "run --rm --device /dev/kvm tool:1 true", code: 125, err: `HostConfig.Devices: devices of the host are not passed in`},
-	{args: "run --rm -v named:/data tool:1 true", code: 125, err: `named volumes`},
+	{args: "run --rm -v ../up:/data tool:1 true", code: 125, err: `invalid characters for a local volume name|must be absolute|mount`},
 	{args: "run --rm -v /etc:/host tool:1 true", code: 125, err: `mount`},
 	{args: "run -d --name web --label app=shop tool:1 sleep 1000", out: `^[0-9a-f]{64}\n$`},
 	{args: "run -d --name web tool:1 true", code: 125, err: `The container name "/web" is already in use`},
@@ -130,14 +136,71 @@ var lines = []line{
 	{args: "network ls --format {{.Name}}", out: `(?s)bridge.*none`},
 	{args: "network inspect bridge", out: `"Driver": "bridge"`},
 	{args: "network inspect nosuch", code: 1, err: `not found|No such network`},
+	{args: "network create mine", code: 1, err: `networks are not made by themselves yet: one exists while a container is in it`},
+	{args: "network rm bridge", code: 1, err: `networks are not made by themselves yet`},
 	{args: "volume ls -q", out: `^$`},
-	{args: "volume create v", code: 1, err: `named volumes`},
 	{args: "system df", out: `Images`},
 	{args: "node ls", code: 1, err: `not a swarm manager`},
 	{args: "plugin ls -q", out: `^$`},
 	{args: "search x", code: 1, err: `registries are not searched`},
 	{args: "events --since 1h --until 0s --filter event=start --format {{.Action}}", out: `(?m)^start$|^$`},
 	{args: "image prune -f", out: `Total reclaimed space`},
+}
+
+// volumeLines are lines about volumes.
+var volumeLines = []line{
+	{args: "volume ls -q", out: `^$`},
+	{args: "volume create --label app=shop vol", out: `^vol\n$`},
+	{args: "volume create vol", out: `^vol\n$`},
+	{args: "volume create --driver nfs w", code: 1, err: `Driver "nfs": volumes are directories of the daemon's`},
+	{args: "volume create -o type=tmpfs w", code: 1, err: `DriverOpts "type": size alone can be set`},
+	{args: "volume create -o size=10m sized", out: `^sized\n$`},
+	{args: "volume create -o size=20m sized", code: 1, err: `its size is`},
+	{args: "volume inspect --format '{{.Options.size}} {{.Driver}} {{.Scope}} [{{.Mountpoint}}]' sized", out: `^10485760 local local \[\]\n$`},
+	{args: "volume inspect --format '{{index .Labels \"app\"}}' vol", out: `^shop\n$`},
+	{args: "volume inspect nosuch", code: 1, err: `(?i)no such volume`},
+	{args: "volume rm sized", out: `^sized\n$`},
+	{args: "volume rm nosuch", code: 1, err: `(?i)no such volume`},
+	{args: "volume rm -f nosuch"},
+	{args: "run --rm -v vol:/data tool:1 sh -c 'echo kept > /data/f'"},
+	{args: "run --rm -v vol:/data:ro tool:1 cat /data/f", out: `^kept\n$`},
+	{args: "run --rm -v vol:/data:ro tool:1 touch /data/x", code: 1, err: `Read-only`},
+	{args: "run --rm --mount type=volume,source=vol,target=/data,readonly tool:1 cat /data/f", out: `^kept\n$`},
+	{args: "run --rm --mount type=volume,source=vol,target=/data,volume-driver=nfs tool:1 true", code: 125, err: `DriverConfig "nfs": volumes are directories of the daemon's`},
+	{args: "run --rm --mount type=volume,source=vol,target=/data,volume-opt=a=b tool:1 true", code: 125, err: `DriverConfig: options`},
+	{args: "run --rm --volume-driver nfs -v vol:/data tool:1 true", code: 125, err: `HostConfig.VolumeDriver "nfs"`},
+	{args: "run --rm -v other:/data -v vol:/data tool:1 true", code: 125, err: `(?i)duplicate mount point|lie in one another`},
+	{args: "run --rm --mount type=volume,source=labelled,target=/data,volume-label=app=other tool:1 true"},
+	{args: "run --rm -v copied:/bin:nocopy tool:1 true", code: 127, err: `executable file not found`},
+	{args: "run --rm -v copied:/bin tool:1 true"},
+	{args: "volume ls -q", out: `^copied\nlabelled\nvol\n$`},
+	{args: "volume ls -q --filter label=app=other", out: `^labelled\n$`},
+	{args: "volume ls -q --filter name=^la", out: `^labelled\n$`},
+	{args: "volume ls -q --filter driver=nfs", out: `^$`},
+	{args: "run -d --name holder -v vol:/data -v /anon tool:1 sleep 1000", out: `^[0-9a-f]{64}\n$`},
+	{args: "inspect --format '{{range .Mounts}}{{.Type}} {{.Destination}} {{.Driver}} {{.RW}} [{{.Source}}];{{end}}' holder", out: `^volume /data local true \[\];volume /anon local true \[\];\n$`},
+	{args: "inspect --format '{{(index .Mounts 0).Name}}' holder", out: `^vol\n$`},
+	{args: "ps -q --filter volume=vol", out: `^[0-9a-f]{12}\n$`},
+	{args: "ps -q --filter volume=labelled", out: `^$`},
+	{args: "volume ls -q --filter dangling=true", out: `^copied\nlabelled\n$`},
+	{args: "volume ls -q --filter dangling=false", out: `^[0-9a-f]{64}\nvol\n$`},
+	{args: "volume ls -q --filter label=com.docker.volume.anonymous", out: `^[0-9a-f]{64}\n$`},
+	{args: "volume rm vol", code: 1, err: `volume is in use`},
+	{args: "volume rm -f vol", code: 1, err: `volume is in use`},
+	{args: "system df -v", out: `(?m)^vol +1 `},
+	{args: "run --rm --volumes-from holder tool:1 true", code: 125, err: `HostConfig.VolumesFrom: name the volumes`},
+	{args: "exec holder sh -c 'echo anon > /anon/f; cat /data/f'", out: `^kept\n$`},
+	{args: "restart -t 0 holder"},
+	{args: "exec holder cat /anon/f", out: `^anon\n$`},
+	{args: "rm -f -v holder", out: `^holder\n$`},
+	{args: "volume ls -q --filter label=com.docker.volume.anonymous", out: `^$`},
+	{args: "run --rm -v /anon tool:1 touch /anon/f"},
+	{args: "volume ls -q", out: `^copied\nlabelled\nvol\n$`},
+	{args: "volume create", out: `^[0-9a-f]{64}\n$`},
+	{args: "volume prune -f --filter label=com.docker.volume.anonymous", out: `(?s)^Deleted Volumes:\n[0-9a-f]{64}\n\nTotal`},
+	{args: "volume rm labelled copied vol", out: `^labelled\ncopied\nvol\n$`},
+	{args: "events --since 1h --until 0s --filter type=volume --filter event=create --filter volume=nosuch", out: `^$`},
+	{args: "volume ls -q", out: `^$`},
 }
 
 // split splits a command line at blanks outside of quotes.
@@ -177,25 +240,66 @@ func TestCommandLines(t *testing.T) {
 		return map[string]string{"HOME": f.home, "ROOTS": f.roots, "REGISTRY": registry.Host}[name]
 	}
 	for which, docker := range f.clients(t) {
-		ran := 0
-		for _, l := range lines {
-			code, stdout, stderr := f.run(t, l.stdin, append([]string{docker}, split(t, l.args, expand)...)...)
-			ran++
-			for _, check := range []struct{ what, want, got string }{{"stdout", l.out, stdout}, {"stderr", l.err, stderr}} {
-				if !regexp.MustCompile(check.want).MatchString(check.got) {
-					t.Errorf("%s: docker %s: %s is %q, want %q", which, l.args, check.what, clip(check.got), check.want)
-				}
-			}
-			if l.code >= 0 && code != l.code {
-				t.Errorf("%s: docker %s: exit code %d, want %d\n%s%s", which, l.args, code, l.code, clip(stdout), clip(stderr))
-			}
-		}
+		f.runLines(t, which, docker, lines, expand)
 		if back, err := os.ReadFile(f.home + "/back"); err != nil || string(back) != "a file\n" {
 			t.Errorf("%s: the file that came back: %q, %v", which, back, err)
 		}
-		t.Logf("%s: %d lines", which, ran)
 		_, _, _ = f.run(t, "", "sh", "-c", docker+" rm -f $("+docker+" ps -aq); "+docker+" rmi kept:1 built:1") // for the next one
 	}
+}
+
+// runLines runs command lines with one of the clients.
+func (f *face) runLines(t *testing.T, which, docker string, all []line, expand func(string) string) {
+	t.Helper()
+	for _, l := range all {
+		code, stdout, stderr := f.run(t, l.stdin, append([]string{docker}, split(t, l.args, expand)...)...)
+		for _, check := range []struct{ what, want, got string }{{"stdout", l.out, stdout}, {"stderr", l.err, stderr}} {
+			if !regexp.MustCompile(check.want).MatchString(check.got) {
+				t.Errorf("%s: docker %s: %s is %q, want %q", which, l.args, check.what, clip(check.got), check.want)
+			}
+		}
+		if l.code >= 0 && code != l.code {
+			t.Errorf("%s: docker %s: exit code %d, want %d\n%s%s", which, l.args, code, l.code, clip(stdout), clip(stderr))
+		}
+	}
+	t.Logf("%s: %d lines", which, len(all))
+}
+
+func TestVolumeLines(t *testing.T) {
+	f := start(t)
+	f.images(t)
+	for which, docker := range f.clients(t) {
+		before := len(f.events(t, `{"volume":["labelled"]}`))
+		f.runLines(t, which, docker, volumeLines, os.Getenv)
+		if got := f.events(t, `{"volume":["labelled"]}`)[before:]; !slices.Equal(got, []string{"volume create labelled", "volume destroy labelled"}) {
+			t.Errorf("%s: events: %q", which, got)
+		}
+	}
+	if got := f.events(t, `{"volume":["labelled"],"type":["container"]}`); len(got) != 0 {
+		t.Errorf("events of containers are about a volume: %q", got)
+	}
+}
+
+// events returns the events so far: type, action and object of each.
+func (f *face) events(t *testing.T, filters string) []string {
+	t.Helper()
+	now := time.Now()
+	status, answer := f.do(t, "GET", fmt.Sprintf("/events?since=1&until=%d.%09d&filters=%s", now.Unix(), now.Nanosecond(), url.QueryEscape(filters)), "", nil)
+	if status != http.StatusOK {
+		t.Fatalf("events: %d %s", status, answer)
+	}
+	var out []string
+	for line := range strings.Lines(answer) {
+		var e struct {
+			Type, Action string
+			Actor        struct{ ID string }
+		}
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		out = append(out, e.Type+" "+e.Action+" "+e.Actor.ID)
+	}
+	return out
 }
 
 func clip(s string) string {

@@ -34,7 +34,7 @@ func TestDockerPy(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("%d\n%s%s", code, stdout, stderr)
 	}
-	const checks = 30
+	const checks = 50
 	if n := strings.Count(stdout, "ok "); n < checks {
 		t.Errorf("%d checks, want at least %d:\n%s", n, checks, stdout)
 	}
