@@ -94,8 +94,9 @@ func namedAttacks(run string) (named []string) {
 }
 
 // Landlock alone holds these. A profile with a read-only root forbids making message queues, though
-// every user may by the mode of their file system, which is mounted writable. Init, which shares a PID namespace and perhaps a uid with programs, gets no
-// signal. Everything that must go on working does.
+// every user may by the mode of their file system, which is mounted writable. Init, which shares a
+// PID namespace and perhaps a uid with programs, gets no signal. Everything that must go on working
+// does.
 func TestLandlockHolds(t *testing.T) {
 	testenv.RequireLandlock(t, 6)
 	testenv.RequireSubIDs(t)
