@@ -101,8 +101,11 @@ func (i *inspection) serveH2(client *tls.Conn) error {
 	}
 	m.mu.Unlock()
 	<-m.idle
-	m.client.end()
+	gaveUp := m.client.end()
 	err := i.abortedBy()
+	if err == nil {
+		err = gaveUp
+	}
 	for _, u := range m.upstreams {
 		if err == nil {
 			m.finish(u.stream)

@@ -46,11 +46,13 @@ type watched struct {
 	updates       int64
 	continuations int  // frames of the head that is being read
 	block         bool // a head is being read
+	gone          bool // the client has ended or broken the connection
 
 	// Of the writing goroutine.
 	refused int64    // responses with the status 400
 	beyond  int      // requests beyond the number that may be open
 	cut     []uint32 // the last streams that were reset, at most maxStreams
+	goodbye bool     // GOAWAY was sent
 
 	ours atomic.Int64 // those that the handler knows
 
@@ -131,8 +133,11 @@ func (w *watched) Read(b []byte) (int, error) {
 			return 0, bad
 		}
 	}
-	if err != nil && !errors.Is(err, io.EOF) && !isTimeout(err) {
-		w.f.abort(err)
+	if err != nil && !isTimeout(err) {
+		w.gone = true
+		if !errors.Is(err, io.EOF) {
+			w.f.abort(err)
+		}
 	}
 	return n, err
 }
@@ -236,6 +241,7 @@ func (w *watched) refusal() string {
 			return fmt.Sprintf("a malformed request over HTTP/2 (%s)", c)
 		}
 	case http2.FrameGoAway:
+		w.goodbye = true
 		if c := code(4); c != http2.ErrCodeNo {
 			return fmt.Sprintf("malformed HTTP/2 (%s)", c)
 		}
@@ -275,12 +281,18 @@ func (w *watched) Close() error {
 	return w.CloseWrite()
 }
 
-// end makes reads and writes fail from now on, and waits for those under way.
-func (w *watched) end() {
+// end makes reads and writes fail from now on, and waits for those under way. It returns the reason
+// if the library has given up the connection without a word: its beginning was malformed or late, or
+// too many frames wait for a client that does not read.
+func (w *watched) end() error {
 	_ = w.SetDeadline(past) // of a connection that is gone
 	w.reads.Lock()
 	defer w.reads.Unlock()
 	w.writes.Lock()
 	defer w.writes.Unlock()
 	w.ended = true
+	if w.gone || w.goodbye {
+		return nil
+	}
+	return refuse("the client did not begin HTTP/2, or did not read what it was sent")
 }

@@ -581,7 +581,7 @@ func TestFloodsH2(t *testing.T) {
 		"streams that begin and do not end": {func(c *h2client) error {
 			c.request(false, post2()...)
 			return nil
-		}, "requests beyond the number"},
+		}, ""}, // beyond the number, or with more refusals than it reads
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, _ := newAttackedTLS(t)
@@ -615,6 +615,16 @@ func TestFloodsH2(t *testing.T) {
 			w.refused(t, tc.reason)
 		})
 	}
+}
+
+// A connection that the library gives up without a word is recorded as refused.
+func TestWordlessEndH2(t *testing.T) {
+	w, _ := newAttackedTLS(t)
+	c := w.secureDial("h2")
+	_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: api.test\r\n\r\n") // the end is seen by the next line
+	_, _ = io.Copy(io.Discard, c)
+	_ = c.Close()
+	w.refused(t, "did not begin HTTP/2")
 }
 
 // A block of HPACK that stands for a large head is not kept.
