@@ -21,6 +21,7 @@ type line struct {
 	args, stdin string
 	code        int
 	out, err    string // regular expressions; "" matches anything
+	late        bool   // the output is awaited: a volume without a name goes soon after its container
 }
 
 // lines are run in their order, and build on each other.
@@ -195,7 +196,7 @@ var volumeLines = []line{
 	{args: "rm -f -v holder", out: `^holder\n$`},
 	{args: "volume ls -q --filter label=com.docker.volume.anonymous", out: `^$`},
 	{args: "run --rm -v /anon tool:1 touch /anon/f"},
-	{args: "volume ls -q", out: `^copied\nlabelled\nvol\n$`},
+	{args: "volume ls -q", out: `^copied\nlabelled\nvol\n$`, late: true},
 	{args: "volume create", out: `^[0-9a-f]{64}\n$`},
 	{args: "volume prune -f --filter label=com.docker.volume.anonymous", out: `(?s)^Deleted Volumes:\n[0-9a-f]{64}\n\nTotal`},
 	{args: "volume rm labelled copied vol", out: `^labelled\ncopied\nvol\n$`},
@@ -252,7 +253,16 @@ func TestCommandLines(t *testing.T) {
 func (f *face) runLines(t *testing.T, which, docker string, all []line, expand func(string) string) {
 	t.Helper()
 	for _, l := range all {
-		code, stdout, stderr := f.run(t, l.stdin, append([]string{docker}, split(t, l.args, expand)...)...)
+		argv := append([]string{docker}, split(t, l.args, expand)...)
+		if l.late {
+			harness.Eventually(t, func() error {
+				if _, stdout, _ := f.run(t, l.stdin, argv...); !regexp.MustCompile(l.out).MatchString(stdout) {
+					return fmt.Errorf("docker %s: %q", l.args, clip(stdout))
+				}
+				return nil
+			})
+		}
+		code, stdout, stderr := f.run(t, l.stdin, argv...)
 		for _, check := range []struct{ what, want, got string }{{"stdout", l.out, stdout}, {"stderr", l.err, stderr}} {
 			if !regexp.MustCompile(check.want).MatchString(check.got) {
 				t.Errorf("%s: docker %s: %s is %q, want %q", which, l.args, check.what, clip(check.got), check.want)
