@@ -282,8 +282,8 @@ func (w *watched) Close() error {
 }
 
 // end makes reads and writes fail from now on, and waits for those under way. It returns the reason
-// if the library has given up the connection without a word: its beginning was malformed or late, or
-// too many frames wait for a client that does not read.
+// if the library has given up the connection without a word: its beginning was malformed or late,
+// or too many frames wait for a client that does not read.
 func (w *watched) end() error {
 	_ = w.SetDeadline(past) // of a connection that is gone
 	w.reads.Lock()

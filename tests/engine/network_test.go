@@ -714,8 +714,9 @@ func beginOnly(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*runtim
 // held counts descriptors of the launcher.
 type held struct{ namespaces, all int }
 
-// descriptorsOf counts when the launcher has made its namespaces ahead, if it makes any. Its watches
-// of disk space and memory open files for a moment: the least of some counts is without them.
+// descriptorsOf counts when the launcher has made its namespaces ahead, if it makes any. Its
+// watches of disk space and memory open files for a moment: the least of some counts is without
+// them.
 func descriptorsOf(t testing.TB, pid int, ahead bool) held {
 	t.Helper()
 	if ahead {
