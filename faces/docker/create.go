@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/docker/go-units"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/api/types/network"
@@ -498,18 +499,11 @@ func tmpfsOf(target, options string) (api.Scratch, error) {
 
 // parseSize reads a number of bytes, with a unit of 1024 as Docker has it.
 func parseSize(s string) (int64, error) {
-	s = strings.TrimSuffix(strings.ToLower(strings.TrimSpace(s)), "b")
-	shift := 0
-	if n := len(s); n > 0 {
-		if at := strings.IndexByte("kmgt", s[n-1]); at >= 0 {
-			shift, s = 10*(at+1), s[:n-1]
-		}
+	n, err := units.RAMInBytes(s)
+	if err == nil && n < 0 { // too large
+		err = errors.New("not a size")
 	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n < 0 || n > 1<<62>>shift {
-		return 0, errors.New("not a size")
-	}
-	return n << shift, nil
+	return n, err
 }
 
 // networkOf translates networks and ports.

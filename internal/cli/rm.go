@@ -90,3 +90,28 @@ func runRm(ctx context.Context, ids []string, opts rmOptions, d deps) error {
 	}
 	return nil
 }
+
+// removeEach removes one object after another, and prints the names of those that remove reports as
+// removed. It continues after an error, unless the name is the only one.
+func removeEach(ctx context.Context, names []string, d deps, remove func(name string) (removed bool, err error)) error {
+	failed := false
+	for _, name := range names {
+		removed, err := remove(name)
+		switch {
+		case err == nil && removed:
+			if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(name)); err != nil {
+				return err
+			}
+		case err == nil:
+		case ctx.Err() != nil || len(names) == 1:
+			return err
+		default:
+			failed = true
+			cmdline.Explain(d.Stderr, err)
+		}
+	}
+	if failed {
+		return &cmdline.ExitError{Code: cmdline.CodeError}
+	}
+	return nil
+}

@@ -221,22 +221,5 @@ placeholder that stands for nothing.`,
 func runSecretRm(ctx context.Context, names []string, d deps) error {
 	c := d.Client()
 	defer c.Close()
-	failed := false
-	for _, name := range names {
-		if err := c.RemoveSecret(ctx, name); err != nil {
-			if ctx.Err() != nil || len(names) == 1 {
-				return err
-			}
-			failed = true
-			cmdline.Explain(d.Stderr, err)
-			continue
-		}
-		if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(name)); err != nil {
-			return err
-		}
-	}
-	if failed {
-		return &cmdline.ExitError{Code: cmdline.CodeError}
-	}
-	return nil
+	return removeEach(ctx, names, d, func(name string) (bool, error) { return true, c.RemoveSecret(ctx, name) })
 }

@@ -163,24 +163,10 @@ made of one go on; what they stand on goes when the last of them has gone.`,
 func runSnapshotsRm(ctx context.Context, refs []string, d deps) error {
 	c := d.Client()
 	defer c.Close()
-	failed := false
-	for _, ref := range refs {
-		if _, err := c.RemoveSnapshot(ctx, ref); err != nil {
-			if ctx.Err() != nil || len(refs) == 1 {
-				return err
-			}
-			failed = true
-			cmdline.Explain(d.Stderr, err)
-			continue
-		}
-		if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(ref)); err != nil {
-			return err
-		}
-	}
-	if failed {
-		return &cmdline.ExitError{Code: cmdline.CodeError}
-	}
-	return nil
+	return removeEach(ctx, refs, d, func(ref string) (bool, error) {
+		_, err := c.RemoveSnapshot(ctx, ref)
+		return true, err
+	})
 }
 
 func newSnapshotsExport(d deps) *cobra.Command {

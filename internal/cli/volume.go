@@ -268,27 +268,13 @@ running or not, stays: delete the sandbox first.`,
 func runVolumeRm(ctx context.Context, names []string, force bool, d deps) error {
 	c := d.Client()
 	defer c.Close()
-	failed := false
-	for _, name := range names {
-		if err := c.RemoveVolume(ctx, name); err != nil {
-			switch {
-			case force && notFound(err):
-				continue
-			case ctx.Err() != nil || len(names) == 1:
-				return err
-			}
-			failed = true
-			cmdline.Explain(d.Stderr, err)
-			continue
+	return removeEach(ctx, names, d, func(name string) (bool, error) {
+		err := c.RemoveVolume(ctx, name)
+		if force && notFound(err) {
+			return false, nil
 		}
-		if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(name)); err != nil {
-			return err
-		}
-	}
-	if failed {
-		return &cmdline.ExitError{Code: cmdline.CodeError}
-	}
-	return nil
+		return true, err
+	})
 }
 
 type volumePruneOptions struct {
