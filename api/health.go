@@ -47,7 +47,7 @@ type SandboxHealth struct {
 type HealthResult struct {
 	StartedAt time.Time `json:"started_at"`
 	EndedAt   time.Time `json:"ended_at"`
-	// ExitCode is that of the program; -1 if it could not be started or took longer than its timeout.
+	// ExitCode is the exit code of the program; -1 if it could not be started or exceeded its timeout.
 	ExitCode int    `json:"exit_code"`
 	Output   string `json:"output,omitempty"` // first 4 KiB of stdout and stderr, or the reason for -1
 }

@@ -44,7 +44,7 @@ const (
 type Options struct {
 	Client  *client.Client // of the daemon
 	Version string         // of sandboxd
-	// Network is that of containers in the network "bridge", and in networks with other names.
+	// Network is the network of containers in "bridge" and in networks with other names.
 	Network api.Network
 	Log     *slog.Logger
 }

@@ -51,7 +51,7 @@ type DiffOptions struct {
 	// FromDiff understands.
 	Holes bool
 	// Plain writes an archive of the directories as they are, not of changes: whiteouts and the marks
-	// of overlayfs mean nothing in it, and owners that no image can have become nobody.
+	// of overlayfs mean nothing in it, and ids that no image can have become 65534.
 	Plain bool `json:",omitempty"`
 	// Anonymous leaves owners out. Files may then have ids that no image can have.
 	Anonymous bool `json:",omitempty"`
@@ -724,7 +724,7 @@ func getxattr(fd int, name string) (string, error) {
 // the sandbox's file, perhaps a FIFO.
 var epoch = time.Unix(0, 0).UTC()
 
-// nobody is the owner of files whose own no image can have.
+// nobody is the id that replaces those which no image can have.
 const nobody = 65534
 
 // inode identifies a file with several names.

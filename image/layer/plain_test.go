@@ -27,7 +27,7 @@ func TestPlainArchives(t *testing.T) {
 	}
 	for name, value := range map[string]string{"user.overlay.opaque": "y", "user.overlay.redirect": "/etc"} {
 		if err := unix.Setxattr(filepath.Join(from, "dir"), name, []byte(value), 0); err != nil {
-			t.Skip("no xattrs here: ", err)
+			t.Fatal(err)
 		}
 	}
 	root, err := os.OpenRoot(from)

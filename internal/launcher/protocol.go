@@ -104,7 +104,7 @@ type response struct {
 	Range  int            `json:"range,omitempty"`    // create, start: number of the range that is wanted first, or for which mounts are wanted
 	// Sockets is the number of descriptors of network and network-socket.
 	Sockets int `json:"sockets,omitempty"`
-	// Usage is that of a measured volume.
+	// Usage is the disk usage of a measured volume; nil in other answers.
 	Usage *runtime.VolumeUsage `json:"usage,omitempty"`
 }
 

@@ -46,7 +46,8 @@ type execLog struct {
 	free   bool // holds keep nothing any more
 }
 
-// A hold is a reader of the output for whom nothing is dropped. A program that is faster waits.
+// A hold keeps output from being dropped before its reader has taken it. A program that is faster
+// waits.
 type hold struct {
 	at int64 // offset up to which the reader has taken the output; guarded by the log's mu
 }

@@ -563,9 +563,9 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 		}
 		e.unwatchDisk(in, spec.ID)
 		e.unread.remove(spec.ID)
-		e.leaveVolumes(in) // who waits for the end may remove them
+		e.leaveVolumes(in) // a caller that waits for the end may remove them at once
 		close(in.ended)
-		e.leaveVolumes(in) // noted a moment ago
+		e.leaveVolumes(in) // again: join may have come between the two, and did not see the end
 	}()
 	undo = append(undo, func() { _ = unix.Kill(pid, unix.SIGKILL); <-in.ended })
 	// The child cannot be reaped before the kill above or its own end, and Wait has it: the pid is not

@@ -35,7 +35,7 @@ import (
 type volumes struct {
 	mu     sync.Mutex
 	all    map[string]*volume
-	left   chan struct{} // closed at the end of the next archive; nil if nobody waits
+	left   chan struct{} // closed at the end of the next archive; nil while no removal waits
 	serial int           // of removals
 }
 
@@ -181,7 +181,7 @@ func (v *volumes) endArchive() {
 	}
 }
 
-// busy says who has a volume; nil if nobody. It needs mu.
+// busy returns an error that names the users of a volume, nil if it has none. It needs mu.
 func (vol *volume) busy() error {
 	switch {
 	case len(vol.users) > 0:
@@ -551,7 +551,7 @@ func (e *Engine) ReadVolume(ctx context.Context, id string) (dir string, release
 	return volumeData(id), release, nil
 }
 
-// WriteVolume keeps everybody else from an empty volume.
+// WriteVolume reserves an empty volume for its caller.
 func (e *Engine) WriteVolume(ctx context.Context, id string) (dir string, release func(), err error) {
 	vol, err := e.volumes.lock(ctx, id)
 	if err != nil {

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/user"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -196,20 +194,10 @@ func TestSandboxesShareASmallDiskWithoutSubordinateIDs(t *testing.T) {
 	shareSmallDisk(t, &syscall.Credential{Uid: nobodyUID, Gid: nobodyUID})
 }
 
-// The user of the lanes has subordinate ids.
 func TestSandboxesShareASmallDiskOfAUser(t *testing.T) {
 	testenv.RequireRoot(t)
 	testenv.RequireUserNS(t)
-	u, err := user.Lookup("sandboxd-test")
-	if err != nil {
-		t.Skip("there is no user sandboxd-test with subordinate ids: `make test` makes one")
-	}
-	uid, err1 := strconv.Atoi(u.Uid)
-	gid, err2 := strconv.Atoi(u.Gid)
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
-	shareSmallDisk(t, &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)})
+	shareSmallDisk(t, testenv.RequireAccount(t))
 }
 
 func shareSmallDisk(t *testing.T, as *syscall.Credential) {
