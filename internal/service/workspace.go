@@ -76,13 +76,29 @@ func (s *API) workspace(r *runtime.Request, cwd bool) error {
 	if w.UID, w.GID, err = numericUser(r.User); err != nil {
 		return err
 	}
-	var now unix.Timespec
-	// The clock of the kernel's time stamps on files, which is a little behind time.Now.
-	if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now); err != nil {
+	if w.Since, err = between(); err != nil {
 		return fmt.Errorf("read the clock of files: %w", err)
 	}
-	w.Since = time.Unix(now.Unix()).UTC()
 	return nil
+}
+
+// between returns a time after those of all files that were written before the call, and no later
+// than those of files written after it; for this it blocks for a tick of the kernel's clock. Time
+// stamps on files are of the clock that a tick moves on, or, of files that were looked at, since
+// Linux 6.13 of the one that time.Now reads.
+func between() (time.Time, error) {
+	for before := time.Now().Round(0); ; time.Sleep(time.Millisecond) {
+		var tick unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &tick); err != nil {
+			return time.Time{}, err
+		}
+		if at := time.Unix(tick.Unix()); at.After(before) {
+			return at.UTC(), nil
+		}
+		if now := time.Now().Round(0); now.Before(before) {
+			before = now // the clock was set back
+		}
+	}
 }
 
 // numericUser returns the ids of a user that is given by numbers; empty means root.

@@ -1,9 +1,13 @@
 package service
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -57,6 +61,33 @@ func TestWorkspaceOfARequest(t *testing.T) {
 		}
 		if tc.user != "" && (r.Workspace.UID != 1000 || r.Workspace.GID != 1001) {
 			t.Errorf("%s: ids %d:%d", name, r.Workspace.UID, r.Workspace.GID)
+		}
+	}
+}
+
+// Files of before and after are told apart within a tick of the clock too, and when somebody looked
+// at them, which makes the kernel give them finer times.
+func TestBetween(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "file")
+	write := func(content string) time.Time {
+		t.Helper()
+		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(name, &st); err != nil {
+			t.Fatal(err)
+		}
+		return time.Unix(st.Ctim.Unix())
+	}
+	for range 50 {
+		before := write("before")
+		since, err := between()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if after := write("after"); !before.Before(since) || after.Before(since) {
+			t.Fatalf("written before %s and after %s: %s is not between", before, after, since)
 		}
 	}
 }
