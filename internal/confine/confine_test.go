@@ -32,8 +32,8 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if len(os.Args) == 3 && (os.Args[1] == "confined" || os.Args[1] == "worker") {
-		if err := confined(os.Args[2], os.Args[1] == "worker"); err != nil {
+	if len(os.Args) == 3 && (os.Args[1] == "daemon" || os.Args[1] == "worker" || os.Args[1] == "face") {
+		if err := confined(os.Args[2], os.Args[1]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -66,6 +66,10 @@ func TestPlan(t *testing.T) {
 	for _, abi := range []int{2, 4, landlock.Sockets} {
 		g := Gateway{ABI: abi, Signals: true, Files: []string{"/run/resolve/stub.conf", "/etc/hosts"}, Dirs: []string{"/run/resolve"}}
 		fmt.Fprintf(&b, "\ngateway, version %d\n%s", abi, g.Plan())
+	}
+	for _, abi := range []int{2, landlock.Sockets} {
+		f := Face{ABI: abi, Signals: true, Socket: "/run/sandboxd/api.sock"}
+		fmt.Fprintf(&b, "\nface, version %d\n%s", abi, f.Plan())
 	}
 	golden := filepath.Join("testdata", "plan.golden")
 	if *update {
@@ -139,7 +143,7 @@ func abstractName(dir string) string { return "@sandboxd" + dir }
 const outsideFD = 200
 
 // confined attacks, confines itself, attacks again, and then does the work of a daemon or a worker.
-func confined(dir string, worker bool) error {
+func confined(dir, what string) error {
 	d := Daemon{Data: filepath.Join(dir, "data"), Runtime: filepath.Join(dir, "run"), Socket: filepath.Join(dir, "run", "api.sock")}
 	if !d.Probe() {
 		return errors.New("no Landlock")
@@ -152,15 +156,30 @@ func confined(dir string, worker bool) error {
 		return err
 	}
 	all := tries(dir)
-	plan := d.Plan()
-	if worker {
+	apply := d.Plan().Apply
+	switch what {
+	case "face":
+		f := Face{Socket: d.Socket}
+		f.Probe()
+		apply = f.Apply
+		delete(all, "make a link in the data") // the link leads out; following it is one of the attacks
+		all["read what is in the runtime directory"] = func() error { _, err := os.ReadDir(d.Runtime); return err }
+		all["read the data"] = func() error { _, err := os.ReadFile(filepath.Join(d.Data, "file")); return err }
+		all["make a socket of the Internet"] = func() error {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+			if err != nil {
+				return err
+			}
+			return unix.Close(fd)
+		}
+	case "worker":
 		files, dirs, err := Resolver()
 		if err != nil {
 			return err
 		}
 		w := Worker{Socket: d.Socket, Runs: d.Data, Files: append(files, filepath.Join(dir, "settings", "settings.yaml")), Dirs: append(dirs, filepath.Join(dir, "inputs"))}
 		w.Probe()
-		plan = w.Plan()
+		apply = w.Plan().Apply
 		delete(all, "make a link in the data") // the link leads out; following it is one of the attacks
 		write := func(path string) func() error {
 			return func() error {
@@ -219,7 +238,7 @@ func confined(dir string, worker bool) error {
 		return err
 	}
 	defer l.Close()
-	held, err := plan.Apply()
+	held, err := apply()
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
@@ -238,11 +257,34 @@ func confined(dir string, worker bool) error {
 		})
 	}
 	threads.Wait()
-	if worker {
-		return errors.Join(append(errs, workOnRun(dir, d))...)
+	switch what {
+	case "worker":
+		errs = append(errs, workOnRun(dir, d))
+	case "face":
+		errs = append(errs, relay(l, d.Socket))
+	default:
+		errs = append(errs, l.Close(), work(d))
 	}
-	errs = append(errs, l.Close(), work(d))
 	return errors.Join(errs...)
+}
+
+// relay does the work of a face, which must still be possible: it accepts a connection and makes one.
+func relay(l net.Listener, socket string) error {
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	accepted, err := l.Accept()
+	if err != nil {
+		return err
+	}
+	defer accepted.Close()
+	if _, err := c.Write([]byte("x")); err != nil {
+		return err
+	}
+	_, err = accepted.Read(make([]byte, 1))
+	return err
 }
 
 // work does the work of a daemon, which must still be possible.
@@ -320,9 +362,11 @@ func workOnRun(dir string, d Daemon) error {
 	return c.Close()
 }
 
-func TestConfinedProcess(t *testing.T) { testConfined(t, "confined") }
+func TestConfinedProcess(t *testing.T) { testConfined(t, "daemon") }
 
 func TestConfinedWorker(t *testing.T) { testConfined(t, "worker") }
+
+func TestConfinedFace(t *testing.T) { testConfined(t, "face") }
 
 func testConfined(t *testing.T, what string) {
 	t.Helper()

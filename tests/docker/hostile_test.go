@@ -326,7 +326,8 @@ func facePID(t *testing.T, f *face) int {
 	return 0
 }
 
-// The face can read none of its user's files and reach no other socket: every such try fails.
+// The process that serves has the filter and no privileges. What the confinement refuses is tried in
+// internal/confine.
 func TestFaceIsConfined(t *testing.T) {
 	f := start(t)
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", facePID(t, f)))
