@@ -571,7 +571,7 @@ func (f *Face) start(ctx context.Context, sb *api.Sandbox) error {
 	}
 	f.startFailed(sb.ID, exitOfFailure(err))
 	if sb.AutoRemove && stateOf(sb) == container.StateCreated {
-		if derr := f.api.DeleteSandbox(context.WithoutCancel(ctx), sb.ID); derr != nil {
+		if derr := f.api.DeleteSandbox(context.WithoutCancel(ctx), sb.ID); derr != nil && !errors.Is(derr, &api.Problem{Code: api.CodeNotFound}) {
 			f.log.Warn("a container that could not be started is left", "id", sb.ID, "error", derr)
 		}
 	}

@@ -190,6 +190,13 @@ func TestCreatedStoppedSandboxStaysSo(t *testing.T) {
 	if sb := r.WaitEnded(auto.ID); sb.Exit == nil || sb.Exit.Code != 4 || sb.StartedAt.IsZero() {
 		t.Errorf("%+v", sb)
 	}
+	bad := r.Create(api.CreateSandbox{Name: "bad", Stopped: true, Command: []string{"/no/such/program"}, Settings: api.Settings{AutoRemove: true}})
+	daemontest.Problem(t, r.Do("POST", "/v1/sandboxes/bad/start", nil), api.CodeProgramMissing)
+	for r.Do("GET", "/v1/sandboxes/"+bad.ID, nil).Status != http.StatusNotFound {
+		if t.Context().Err() != nil {
+			t.Fatal("a sandbox whose first start failed stays")
+		}
+	}
 	pruned := daemontest.Decode[api.SandboxesRemoved](t, r.Do("POST", "/v1/sandboxes/prune", api.PruneSandboxes{OlderThan: new(0.0)}), http.StatusOK)
 	found := false
 	for _, sb := range pruned.Removed {

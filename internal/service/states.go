@@ -78,15 +78,16 @@ func (s *API) StartSandbox(ctx context.Context, ref string, req api.StartSandbox
 	if err == nil {
 		err = s.startAgain(ctx, &rec)
 	}
+	if first && rec.ID != "" { // it has run, if only for a moment
+		s.removeAtEnd(&rec) //nolint:contextcheck // the removal outlives the request
+	}
 	if err != nil {
 		if rec.ID != "" && !req.Idle {
 			s.execs.failMain(rec.ID)
 		}
 		return api.Sandbox{}, err
 	}
-	if s.publishPorts(&rec); first {
-		s.removeAtEnd(&rec) //nolint:contextcheck // the removal outlives the request
-	}
+	s.publishPorts(&rec)
 	return rec.Shown(), nil
 }
 
