@@ -380,3 +380,57 @@ func TestPipeOpensBothWays(t *testing.T) {
 		t.Errorf("%q, %v", out, err)
 	}
 }
+
+// Scripts and servers open their streams by name, as any user of the image. That gives them no more
+// than the stream.
+func TestStreamsAreOpenedByName(t *testing.T) {
+	d := shared(t)
+	s := d.Create(t, api.CreateSandbox{})
+	const script = `echo out >/dev/stdout; echo more >>/dev/stdout; echo err >/dev/stderr; cat /dev/stdin`
+	for _, user := range []string{"0:0", "1000:1000", "4242:4242"} {
+		for _, flags := range [][]string{{"-u", user}, {"-i", "-u", user}} {
+			cmd := command(t, d.Socket, flags, s, script)
+			want := "out\nmore\n"
+			if flags[0] == "-i" {
+				cmd.Stdin, want = strings.NewReader("in\n"), want+"in\n"
+			}
+			var stdout, stderr bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &stdout, &stderr
+			if err := cmd.Run(); err != nil || stdout.String() != want || stderr.String() != "err\n" {
+				t.Errorf("%q: %v: stdout %q, stderr %q", flags, err, &stdout, &stderr)
+			}
+		}
+		id := strings.TrimSpace(d.CLI(t, "run", "-d", "-u", user, "--", "sh", "-c", script).Stdout)
+		d.CLI(t, "wait", id)
+		if r := d.CLI(t, "logs", id); r.Stdout != "out\nmore\n" || r.Stderr != "err\n" {
+			t.Errorf("logs of user %s: %+v", user, r)
+		}
+		d.CLI(t, "rm", id)
+	}
+	// Of another user they are closed.
+	cmd := command(t, d.Socket, []string{"-i", "-u", "1000:1000"}, s, "echo $$; cat")
+	feed, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stdout bytes.Buffer
+	stranger := command(t, d.Socket, []string{"-u", "1001:1001"}, s, "echo x >/proc/"+strings.TrimSpace(pid)+"/fd/1 || echo refused")
+	stranger.Stdout = &stdout
+	if err := stranger.Run(); err != nil || stdout.String() != "refused\n" {
+		t.Errorf("a stranger's write to another user's pipe: %v, %q", err, &stdout)
+	}
+	if err := errors.Join(feed.Close(), cmd.Wait()); err != nil {
+		t.Error(err)
+	}
+}

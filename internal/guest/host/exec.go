@@ -189,16 +189,16 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 		case r.NoStdin:
 			in, err = unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		default:
-			e.Stdin, in, err = pipeTo("stdin")
+			e.Stdin, in, err = stdin()
 		}
 		if err != nil {
 			return nil, fmt.Errorf("make stdin: %w", err)
 		}
 		give = append(give, in)
 		for _, name := range []string{"stdout", "stderr"} {
-			var p [2]int
-			if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
-				return nil, fmt.Errorf("make pipe for %s: %w", name, err)
+			p, err := pipe(name, 0o622)
+			if err != nil {
+				return nil, err
 			}
 			take, give = append(take, p[0]), append(give, p[1])
 		}
@@ -278,14 +278,29 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	return e, nil
 }
 
-// pipeTo makes a pipe and returns its write end for the host. The other end is blocking, as
-// programs expect.
-func pipeTo(name string) (host *os.File, child int, err error) {
-	var p [2]int
-	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
-		return nil, -1, fmt.Errorf("make pipe for %s: %w", name, err)
+// pipe makes a pipe for a stream of a program. Programs open their streams by name: /dev/stderr in
+// a script, /dev/stdout as the log of a server. The pipe is the daemon's, and they may have any id
+// of the sandbox, so the mode lets them do what they do with the stream. Only a process that may
+// trace the program finds its name.
+func pipe(name string, mode uint32) (p [2]int, err error) {
+	if err = unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return p, fmt.Errorf("make pipe for %s: %w", name, err)
 	}
-	return hostEnd(p[1], p[0], name)
+	if err = unix.Fchmod(p[0], mode); err != nil {
+		unixmsg.CloseAll(p[:])
+		return p, fmt.Errorf("make pipe for %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// stdin makes a pipe and returns its write end for the host. The other end is blocking, as programs
+// expect.
+func stdin() (host *os.File, child int, err error) {
+	p, err := pipe("stdin", 0o644)
+	if err != nil {
+		return nil, -1, err
+	}
+	return hostEnd(p[1], p[0], "stdin")
 }
 
 // files makes files of the host's ends of stdout and stderr, if there are any, and takes them over.
