@@ -288,7 +288,7 @@ func (s *core) writeLog(x *Execution) {
 			failing = true // once is enough: it may go on for as long as the process writes
 		}
 		x.log.saves(w.next)
-		if x.guest != nil { // else it has ended
+		if x.guest != nil && x.log.held() == nil { // else it has ended, or a client waits for each byte
 			// It is made JSON, some of it six times as long, and written to a file.
 			pace.Wait(x.guest.Over(), 1+2*int(w.wrote-before)/logPiece)
 		}
