@@ -268,7 +268,7 @@ func confined(dir, what string) error {
 	return errors.Join(errs...)
 }
 
-// relay does the work of a face, which must still be possible: it accepts a connection and makes one.
+// relay does the work of a face, which must still be possible: connections, accepted and made.
 func relay(l net.Listener, socket string) error {
 	c, err := net.Dial("unix", socket)
 	if err != nil {

@@ -326,8 +326,8 @@ func facePID(t *testing.T, f *face) int {
 	return 0
 }
 
-// The process that serves has the filter and no privileges. What the confinement refuses is tried in
-// internal/confine.
+// The process that serves has the filter and no privileges. internal/confine tries what the
+// confinement refuses.
 func TestFaceIsConfined(t *testing.T) {
 	f := start(t)
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", facePID(t, f)))

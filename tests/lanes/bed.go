@@ -50,7 +50,7 @@ var leftOut = map[string][]string{
 var ofNetworks = map[string][]string{
 	module + "/tests/network": {
 		"TestAttacksAreRefused", "TestBudgets", "TestFullOpensNoSpecialAddress", "TestGatewayIsKilled", "TestInspectedClients",
-		"TestNoneReachesNothing", "TestOwnServers", "TestPolicyChangesWhileConnectionsAreOpen", "TestSecretsStayOutside",
+		"TestNoneReachesNothing", "TestOwnServers", "TestPolicyChangesWhileConnectionsAreOpen", "TestProcessesOfFlows", "TestSecretsStayOutside",
 	},
 	module + "/tests/functional": {"TestServersInSandboxesAreReached"},
 }
