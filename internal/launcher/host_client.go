@@ -120,9 +120,32 @@ func (c *Client) call(ctx context.Context, req *request, files ...*os.File) (*re
 		}
 		return nil, nil, fmt.Errorf("%w: %w", runtime.ErrUnavailable, err)
 	}
-	defer conn.Close()
 	resp, got, err := exchange(ctx, conn, req, files...)
+	_ = conn.Close() // the answer is here
+	for range 2 {
+		if !errors.Is(err, errUnread) || ctx.Err() != nil {
+			break
+		}
+		if conn, err = c.revive(ctx); err != nil {
+			return nil, nil, fmt.Errorf("%w: %w", runtime.ErrUnavailable, err)
+		}
+		resp, got, err = exchange(ctx, conn, req, files...)
+		_ = conn.Close() // as above
+	}
 	return resp, got, c.explain(err)
+}
+
+// errUnread is a failure of a request that the launcher has not read, because it has ended. One that
+// is being killed still accepts connections. The kernel resets those with a packet that was not
+// read; where the request was read, the other end is closed, without an error.
+var errUnread = errors.New("the launcher ended before it read the request")
+
+// unread marks an error of a connection to the launcher.
+func unread(err error) error {
+	if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		return fmt.Errorf("%w: %w", errUnread, err)
+	}
+	return err
 }
 
 // ask is call for requests whose answer brings no descriptor.
@@ -198,7 +221,7 @@ func exchange(ctx context.Context, conn *net.UnixConn, req *request, files ...*o
 		if ctx.Err() != nil {
 			return nil, nil, fmt.Errorf("launcher %s: %w", req.Op, ctx.Err())
 		}
-		if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+		if err = unread(err); errors.Is(err, errUnread) {
 			err = fmt.Errorf("%w: %w", runtime.ErrUnavailable, err)
 		}
 		return nil, nil, fmt.Errorf("launcher %s: %w", req.Op, err)
@@ -209,7 +232,7 @@ func exchange(ctx context.Context, conn *net.UnixConn, req *request, files ...*o
 		if ctx.Err() != nil {
 			return nil, nil, fmt.Errorf("launcher %s: %w", req.Op, ctx.Err())
 		}
-		return nil, nil, fmt.Errorf("launcher %s: %w: %w", req.Op, runtime.ErrUnavailable, err)
+		return nil, nil, fmt.Errorf("launcher %s: %w: %w", req.Op, runtime.ErrUnavailable, unread(err))
 	}
 	if err := resp.Error.toError(); err != nil {
 		closeAll(got)

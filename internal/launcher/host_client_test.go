@@ -1,11 +1,13 @@
 package launcher
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -83,6 +85,89 @@ func TestDeletionSurvivesADyingLauncher(t *testing.T) {
 	<-done
 	if len(asked) != 1 || <-asked != "delete abc" {
 		t.Errorf("the second launcher was asked %d times", len(asked))
+	}
+}
+
+// A request that a dying launcher has not read goes to the next one. One that it has read does not:
+// what has become of it is unknown.
+func TestUnreadRequestGoesToTheNextLauncher(t *testing.T) {
+	for name, read := range map[string]bool{"not accepted": false, "read": true} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "launcher.sock")
+			listen := func() *net.UnixListener {
+				l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+				if err != nil {
+					t.Error(err)
+				}
+				return l
+			}
+			var all sync.WaitGroup
+			defer all.Wait()
+			dying := listen()
+			dying.SetUnlinkOnClose(false)
+			all.Go(func() {
+				if read {
+					c, err := dying.AcceptUnix()
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					_, _ = receive(c, new(request))
+					_ = dying.Close() // first, as the kernel does: its number is lower
+					_ = c.Close()
+					return
+				}
+				raw, err := dying.SyscallConn()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_ = raw.Read(func(fd uintptr) bool { // until a connection waits to be accepted
+					n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) //nolint:gosec // G115: a descriptor
+					return n > 0 || err != nil
+				})
+				_ = dying.Close()
+			})
+			asked := make(chan op, 10)
+			c := &Client{path: path, opts: Options{Start: func(context.Context) error {
+				if err := os.Remove(path); err != nil {
+					return err
+				}
+				next := listen()
+				t.Cleanup(func() { _ = next.Close() })
+				all.Go(func() {
+					for range 2 {
+						conn, err := next.AcceptUnix()
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						var req request
+						if _, err := receive(conn, &req); err != nil {
+							t.Error(err)
+						}
+						asked <- req.Op
+						_ = send(conn, &response{}) // the client's outcome decides
+						defer conn.Close()
+					}
+				})
+				return nil
+			}}}
+			defer func() { _ = c.Close() }()
+			err := c.Kill(t.Context(), "abc")
+			if read {
+				if !errors.Is(err, runtime.ErrUnavailable) || len(asked) > 0 {
+					t.Errorf("%v, and %d requests to the next launcher", err, len(asked))
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if first, second := <-asked, <-asked; first != opSession || second != opKill {
+				t.Errorf("the next launcher was asked %s, %s", first, second)
+			}
+		})
 	}
 }
 
