@@ -26,7 +26,7 @@ func TestListenServesItsUser(t *testing.T) {
 	}
 	const stranger = 65534
 	if os.Geteuid() == 0 {
-		if err := errors.Join(os.Chmod(path, 0o666), os.Chmod(filepath.Dir(path), 0o711)); err != nil { //nolint:gosec // G302: that is the point
+		if err := errors.Join(os.Chmod(path, 0o666), os.Chmod(filepath.Dir(path), 0o711)); err != nil {
 			t.Fatal(err)
 		}
 	} else {
@@ -40,11 +40,11 @@ func TestListenServesItsUser(t *testing.T) {
 				return err
 			}
 			if os.Geteuid() == 0 {
-				if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 { //nolint:gosec // G115: an id
+				if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
 					return errno
 				}
 			}
-			c, err = net.Dial("unix", "sock") //nolint:noctx // the listener is this test's
+			c, err = net.Dial("unix", "sock")
 			return err
 		}); err != nil {
 			t.Fatal(err)

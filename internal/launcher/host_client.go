@@ -135,7 +135,7 @@ func (c *Client) call(ctx context.Context, req *request, files ...*os.File) (*re
 	return resp, got, c.explain(err)
 }
 
-// errUnread is a failure of a request that the launcher has not read, because it has ended. One that
+// errUnread is a failure of a request that the launcher did not read before it ended. One that
 // is being killed still accepts connections. The kernel resets those with a packet that was not
 // read; where the request was read, the other end is closed, without an error.
 var errUnread = errors.New("the launcher ended before it read the request")

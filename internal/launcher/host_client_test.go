@@ -123,7 +123,7 @@ func TestUnreadRequestGoesToTheNextLauncher(t *testing.T) {
 					return
 				}
 				_ = raw.Read(func(fd uintptr) bool { // until a connection waits to be accepted
-					n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) //nolint:gosec // G115: a descriptor
+					n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 					return n > 0 || err != nil
 				})
 				_ = dying.Close()

@@ -87,7 +87,9 @@ func (s *API) workspace(r *runtime.Request, cwd bool) error {
 // stamps on files are of the clock that a tick moves on, or, of files that were looked at, since
 // Linux 6.13 of the one that time.Now reads.
 func between() (time.Time, error) {
-	for before := time.Now().Round(0); ; time.Sleep(time.Millisecond) {
+	wait := time.NewTicker(time.Millisecond)
+	defer wait.Stop()
+	for before := time.Now().Round(0); ; <-wait.C {
 		var tick unix.Timespec
 		if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &tick); err != nil {
 			return time.Time{}, err
