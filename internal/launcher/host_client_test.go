@@ -90,20 +90,19 @@ func TestDeletionSurvivesADyingLauncher(t *testing.T) {
 
 // A request that a dying launcher has not read goes to the next one. One that it has read does not:
 // what has become of it is unknown.
-func TestUnreadRequestGoesToTheNextLauncher(t *testing.T) {
-	for name, read := range map[string]bool{"not accepted": false, "read": true} {
+func TestUnreadRequest(t *testing.T) {
+	for name, read := range map[string]bool{"unread": false, "read": true} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "launcher.sock")
-			listen := func() *net.UnixListener {
-				l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-				if err != nil {
-					t.Error(err)
-				}
-				return l
+			listen := func() (*net.UnixListener, error) {
+				return net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 			}
 			var all sync.WaitGroup
 			defer all.Wait()
-			dying := listen()
+			dying, err := listen()
+			if err != nil {
+				t.Fatal(err)
+			}
 			dying.SetUnlinkOnClose(false)
 			all.Go(func() {
 				if read {
@@ -133,7 +132,10 @@ func TestUnreadRequestGoesToTheNextLauncher(t *testing.T) {
 				if err := os.Remove(path); err != nil {
 					return err
 				}
-				next := listen()
+				next, err := listen()
+				if err != nil {
+					return err
+				}
 				t.Cleanup(func() { _ = next.Close() })
 				all.Go(func() {
 					for range 2 {
@@ -154,7 +156,7 @@ func TestUnreadRequestGoesToTheNextLauncher(t *testing.T) {
 				return nil
 			}}}
 			defer func() { _ = c.Close() }()
-			err := c.Kill(t.Context(), "abc")
+			err = c.Kill(t.Context(), "abc")
 			if read {
 				if !errors.Is(err, runtime.ErrUnavailable) || len(asked) > 0 {
 					t.Errorf("%v, and %d requests to the next launcher", err, len(asked))
