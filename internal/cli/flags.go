@@ -268,6 +268,7 @@ type terminalFlags struct {
 	json        bool
 
 	detachKeys []byte // nil of a program that does not go on without the command
+	detachAs   string // the form in which it goes on: see [api.ExecControl]
 }
 
 func (t *terminalFlags) addFlags(f *pflag.FlagSet) {
