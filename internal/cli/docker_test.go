@@ -95,6 +95,7 @@ var habitLines = []struct{ args, refusal string }{
 	{"run --network=bridge debian", "full"},
 	{"run --net container:web debian", "sandbox:SANDBOX"},
 	{"run -p 8080:80 --network full debian echo", ""},
+	{"run -p 8080:80 debian echo", "--network full"},
 	{"run -p 127.0.0.1:8080:80/tcp --network full debian echo", ""},
 	{"run --publish 53:53/udp --network full debian echo", ""},
 	{"run -P debian", "name the ports"},
@@ -175,6 +176,7 @@ var habitLines = []struct{ args, refusal string }{
 	{"run --nope debian", "unknown flag: --nope; "},
 	{"run -z debian", "sandboxd docs docker"},
 	// Other commands.
+	{"exec --detach-keys ctrl-x,q sb1 echo", ""},
 	{"exec sb1 echo", ""},
 	{"exec -e A=1 -w / -u root sb1 echo", ""},
 	{"exec --workdir / sb1 echo", ""},
