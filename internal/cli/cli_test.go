@@ -361,7 +361,7 @@ func TestCommands(t *testing.T) {
 		{name: "pull", args: "pull debian:12", stdout: is("debian:12 sha256:0123\n"), stderr: none},
 		{name: "pull --json", args: "pull --json debian:12", stdout: has(`"reference": "debian:12"`)},
 		{name: "pull of what is not there", args: "pull missing", stderr: has("MANIFEST_UNKNOWN", "hint: check the name"), code: 1},
-		{name: "pull of nothing", args: "pull", stderr: has("accepts 1 arg"), code: 2},
+		{name: "pull of nothing", args: "pull", stderr: has("no argument is given; as in: sandboxd pull [flags] REFERENCE"), code: 2},
 		{name: "images", args: "images", setup: func(f *cmdtest.Daemon) { f.Images = []string{"debian:12"} }, stdout: has("REFERENCE", "debian:12", "0123456789ab", "1.5MB")},
 		{name: "images --json of nothing is a list", args: "images --json", stdout: has(`"images": []`)},
 

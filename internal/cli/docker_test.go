@@ -189,6 +189,8 @@ var habitLines = []struct{ args, refusal string }{
 	{"start sb1", ""},
 	{"pause sb1", ""},
 	{"unpause sb1", ""},
+	{"kill sb1", ""},
+	{"kill -s HUP sb1", ""},
 	{"rm sb1", ""},
 	{"rm -f sb1", ""},
 	{"rm -v sb1", ""},
