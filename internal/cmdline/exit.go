@@ -271,8 +271,8 @@ func ExitStatus(cmd *cobra.Command, codes string) {
 	cmd.Annotations[annotationCodes] = codes
 }
 
-// UsageArgs turns the errors of an argument check into usage errors. Those of cobra count; ours show
-// the command's arguments.
+// UsageArgs turns the errors of an argument check into usage errors. Where cobra counts arguments,
+// they show those of the command.
 func UsageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		err := check(cmd, args)

@@ -104,7 +104,7 @@ func (s *Server) interact(ctx context.Context, c *websocket.Conn, as *service.AP
 		return c.Write(ctx, websocket.MessageBinary, frame)
 	})
 	if errors.Is(err, service.ErrLeft) {
-		if err = x.Leave(frames, form); err == nil { //nolint:contextcheck // the request's has ended
+		if err = x.Leave(frames, form); err == nil {
 			if form == api.MainExec {
 				s.untie(x.Record().Sandbox)
 			}
