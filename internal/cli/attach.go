@@ -68,7 +68,7 @@ func runAttach(ctx context.Context, id, exec string, opts attachOptions, d deps)
 	defer c.Close()
 	x, err := c.GetExec(ctx, id, exec)
 	if err != nil {
-		return err
+		return explainMain(ctx, c, id, exec, err, "sandboxd exec -it NAME sh starts one")
 	}
 	t := terminalFlags{tty: x.TTY, interactive: opts.interactive, detachKeys: keys}
 	var end *client.End

@@ -150,12 +150,20 @@ var foreignFlags = map[string]string{
 	"stop signal":         "the signal is the sandbox's, given with --stop-signal when it is created",
 	"pull all-tags":       "tags are pulled one by one",
 	"prune volumes":       "sandboxd volume prune removes volumes that no sandbox has",
+	"start attach":        startAttached,
+	"start interactive":   startAttached,
+	"start detach-keys":   startAttached,
+	"ps last":             "all are listed, oldest first: sandboxd ps -q | tail -n NUMBER",
+	"ps latest":           "all are listed, oldest first: sandboxd ps -q | tail -n 1",
+	"ps size":             "sandboxd system df -v shows the sizes of sandboxes",
 }
 
 // shorthands of Docker's other commands.
 var foreignShorthands = map[string]string{
-	"build o": "output", "stop s": "signal", "pull a": "all-tags",
+	"build o": "output", "stop s": "signal", "pull a": "all-tags", "start a": "attach", "start i": "interactive", "ps n": "last", "ps s": "size",
 }
+
+const startAttached = "sandboxd start SANDBOX, then sandboxd attach -i SANDBOX, which begins with the output that is kept"
 
 // explainFlag returns the error of a wrong flag, in a sentence where the flag is Docker's.
 func explainFlag(cmd *cobra.Command, err error) error {

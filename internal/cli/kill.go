@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
@@ -56,13 +58,19 @@ func runKill(ctx context.Context, id, exec string, opts killOptions, d deps) err
 	}
 	c := d.Client()
 	defer c.Close()
-	err := c.SignalExec(ctx, id, exec, req)
+	return explainMain(ctx, c, id, exec, c.SignalExec(ctx, id, exec, req), "sandboxd stop NAME ends it as a whole")
+}
+
+// explainMain says that a sandbox has no main process, if that is why a request about an exec has
+// failed, and what else there is to do with NAME.
+func explainMain(ctx context.Context, c *client.Client, id, exec string, err error, instead string) error {
 	if exec != api.MainExec || !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
 		return err
 	}
-	if sb, serr := c.GetSandbox(ctx, id); serr == nil && len(sb.Command) == 0 {
-		name := cmdline.Printable(sb.Name)
-		return fmt.Errorf("sandbox %s has no main process; sandboxd execs %s lists programs to name, sandboxd stop %s ends it as a whole", name, name, name)
+	sb, serr := c.GetSandbox(ctx, id)
+	if serr != nil || len(sb.Command) > 0 {
+		return err
 	}
-	return err
+	name := cmdline.Printable(sb.Name)
+	return fmt.Errorf("sandbox %s has no main process; sandboxd execs %s lists programs to name, %s", name, name, strings.ReplaceAll(instead, "NAME", name))
 }
