@@ -165,6 +165,9 @@ type ExecEvent struct {
 	Exit   *Exit    `json:"exit,omitempty"`
 	Usage  *Usage   `json:"usage,omitempty"` // with exit
 	Error  *Problem `json:"error,omitempty"`
+	// Detached is set in the last event of a program that goes on without this client: see
+	// [ExecControl].
+	Detached bool `json:"detached,omitempty"`
 	// Offset and Dropped are set after an attach. Offset is the position of the event's output in
 	// the whole output, all streams together. Dropped is the number of requested bytes before it
 	// that are no longer kept. To continue after an event, attach at Offset plus the length of its
@@ -187,7 +190,14 @@ type ExecControl struct {
 	Resize     *TerminalSize `json:"resize,omitempty"`
 	Signal     string        `json:"signal,omitempty"` // "SIGINT", ...: for the program's process group
 	StdinClose bool          `json:"stdin_close,omitempty"`
+	// Detach makes a program on a terminal go on without this client. It becomes a detached exec
+	// ([DetachExec]), or the main process of a sandbox that has none ([MainExec]). The tie of such a
+	// sandbox to a client ends. Output before this frame is not kept.
+	Detach string `json:"detach,omitempty"`
 }
+
+// DetachExec makes a program a detached exec: see [ExecControl].
+const DetachExec = "exec"
 
 // TerminalSize is the size of a terminal in characters.
 type TerminalSize struct {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -115,4 +116,30 @@ func (s *Supervisor) WaitEnded(ctx context.Context, ref string) (Record, error) 
 			return Record{}, context.Cause(ctx)
 		}
 	}
+}
+
+// SetMain records a process that runs as the main process of a sandbox that has none. It is on a
+// terminal, with its stdin open. Life is that of the record when the process was started. When
+// SetMain returns, the record is on disk.
+func (s *Supervisor) SetMain(id string, life int, command []string) error {
+	s.mu.Lock()
+	sb := s.byID[id]
+	if sb == nil || s.closed || sb.life.ended() || sb.rec.Life != life || len(sb.rec.Command) > 0 {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: sandbox %s has ended, or has a main process", ErrState, id)
+	}
+	s.ops.Add(1)
+	s.mu.Unlock()
+	defer s.ops.Done()
+	sb.write.Lock()
+	defer sb.write.Unlock()
+	s.mu.Lock()
+	if sb.life.ended() || len(sb.rec.Command) > 0 {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: sandbox %s has ended, or has a main process", ErrState, id)
+	}
+	sb.rec.Command, sb.rec.TTY, sb.rec.StdinOpen = slices.Clone(command), true, true
+	rec := sb.rec.clone()
+	s.mu.Unlock()
+	return s.records.put(&rec)
 }

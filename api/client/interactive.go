@@ -19,6 +19,9 @@ type Streams struct {
 	// Stdin is copied to the program's stdin, which is then closed. A Read that blocks when the
 	// program ends stays blocked, since only the caller can interrupt it; its bytes are dropped.
 	Stdin io.Reader
+	// Detach is the form in which a program goes on when a Read of Stdin returns [ErrDetached]: see
+	// [api.ExecControl]. Only for [Client.ExecInteractive] with a terminal.
+	Detach string
 	// Stdout and Stderr receive the output. A write error ends the exec.
 	Stdout, Stderr io.Writer
 	// Resize and Signals carry events of a local terminal. They need not be closed.
@@ -31,8 +34,22 @@ type Streams struct {
 	started func(exec string) // called with the id of the exec; nil for none
 }
 
+// ErrDetached is the error of a Read of [Streams].Stdin that asks to leave the program alone.
+var ErrDetached = errors.New("the client has detached from the program")
+
+// A DetachedError reports that the program goes on without the caller, as [ErrDetached], which it
+// wraps, has asked.
+type DetachedError struct {
+	Exec string // id of the program's exec
+}
+
+func (e *DetachedError) Error() string { return "exec " + e.Exec + ": " + ErrDetached.Error() }
+
+// Unwrap returns [ErrDetached].
+func (e *DetachedError) Unwrap() error { return ErrDetached }
+
 // ExecInteractive executes a program connected to s. If ctx ends, the program and its descendants
-// are killed.
+// are killed. The error is a [*DetachedError] if the program goes on.
 func (c *Client) ExecInteractive(ctx context.Context, id string, req api.ExecRequest, s Streams) (*End, error) {
 	conn, err := c.dialWebSocket(ctx, request{path: []string{"v1", "sandboxes", id, "exec"}})
 	if err != nil {
@@ -71,7 +88,7 @@ func converse(ctx context.Context, conn *websocket.Conn, s Streams, feed bool, d
 	defer cancel(nil) // runs first
 	wg.Go(func() { control(ctx, conn, s) })
 	if feed {
-		go stdin(ctx, conn, s.Stdin, cancel) // may block in Stdin.Read after our return: see Streams.Stdin
+		go stdin(ctx, conn, s, cancel) // may block in Stdin.Read after our return: see Streams.Stdin
 	}
 
 	begun := s.Begun
@@ -96,6 +113,10 @@ func converse(ctx context.Context, conn *websocket.Conn, s Streams, feed bool, d
 			e, err := decodeEvent(data)
 			if err != nil {
 				return nil, err
+			}
+			if e.Detached {
+				_ = conn.Close(websocket.StatusNormalClosure, "") // as below
+				return nil, &DetachedError{Exec: e.Exec}
 			}
 			if e.Dropped > 0 && dropped != nil {
 				dropped(e.Dropped)
@@ -139,9 +160,9 @@ func deliver(frame []byte, s Streams) error {
 	return nil
 }
 
-// stdin copies r into frames until its end, then closes the program's stdin.
-func stdin(ctx context.Context, conn *websocket.Conn, r io.Reader, cancel context.CancelCauseFunc) {
-	if r != nil {
+// stdin copies s.Stdin into frames until its end, then closes the program's stdin.
+func stdin(ctx context.Context, conn *websocket.Conn, s Streams, cancel context.CancelCauseFunc) {
+	if r := s.Stdin; r != nil {
 		buf := make([]byte, 1+32<<10)
 		buf[0] = api.ChannelStdin
 		for {
@@ -156,6 +177,10 @@ func stdin(ctx context.Context, conn *websocket.Conn, r io.Reader, cancel contex
 			}
 			if errors.Is(err, io.EOF) {
 				break
+			}
+			if errors.Is(err, ErrDetached) && s.Detach != "" {
+				_ = writeText(ctx, conn, api.ExecControl{Detach: s.Detach}) // the reader sees the same end, with its reason
+				return
 			}
 			if err != nil {
 				cancel(fmt.Errorf("read stdin: %w", err))

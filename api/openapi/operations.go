@@ -83,7 +83,7 @@ var Operations = []Operation{
 			"A limit that was asked for and cannot be enforced is `unenforceable`, and leaves no sandbox.\n\n" +
 			"At most 1,000 sandboxes exist at a time. Every sandbox has a deadline (`timeout`) and an idle timeout.\n\n" +
 			"With `tie=true` the answer is 200 with one line, the sandbox, and does not end. When the client closes the connection or is gone, the sandbox is deleted. " +
-			"A daemon that stops or is killed ends the answer and deletes nothing: the sandbox goes on until its timeouts.",
+			"A daemon that stops or is killed ends the answer and deletes nothing: the sandbox goes on until its timeouts. A program that is left as its main process ([WebSockets](websocket.md)) unties it.",
 		Query: []Parameter{toggle("tie", "Delete the sandbox when the connection of this request ends.")},
 		Body: jsonBody(api.CreateSandbox{
 			Image: toolImage, Name: "work", Command: []string{"sh"}, TTY: true, StdinOpen: true, Labels: map[string]string{"team": "docs"}, Timeout: 3600,

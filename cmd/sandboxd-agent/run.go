@@ -43,6 +43,7 @@ the results are handed back.`,
 	}
 	cmd.AddCommand(newRun(d), newList(d), newShow(d), newLogs(d), newCancel(d), newResume(d), newFork(d), newReplay(d), newRm(d), newBench(d),
 		newWorker(d))
+	completeRuns(cmd, d)
 	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }

@@ -68,7 +68,7 @@ func runAttach(ctx context.Context, id, exec string, opts attachOptions, d deps)
 	defer c.Close()
 	x, err := c.GetExec(ctx, id, exec)
 	if err != nil {
-		return err
+		return explainMain(ctx, c, id, exec, err, "sandboxd exec -it NAME sh starts one")
 	}
 	t := terminalFlags{tty: x.TTY, interactive: opts.interactive, detachKeys: keys}
 	var end *client.End
@@ -79,9 +79,9 @@ func runAttach(ctx context.Context, id, exec string, opts attachOptions, d deps)
 		end, err = follow(ctx, c, x, t, d)
 	}
 	_, interrupted := errors.AsType[cmdline.Signalled](context.Cause(ctx))
-	detached := errors.Is(err, errDetached)
+	detached := errors.Is(err, client.ErrDetached)
 	if detached || interrupted && err != nil {
-		fmt.Fprintf(d.Stderr, "sandboxd: detached; the program goes on, see: sandboxd attach %s %s\n", cmdline.Printable(id), cmdline.Printable(exec))
+		tellDetached(d.Stderr, id, exec, opts.interactive)
 	}
 	if detached {
 		return nil

@@ -90,7 +90,7 @@ func TestBuildRefusesAndFails(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		{"no context", nil, 2, "accepts 1 arg"},
+		{"no context", nil, 2, "no argument is given; as in: sandboxd build [flags] PATH|-"},
 		{"context that is not there", []string{dir + "/none"}, 1, "none"},
 		{"context that is a file", []string{dir + "/Dockerfile"}, 2, "is not a directory"},
 		{"network", []string{"--network", "host", dir}, 2, "want none, full, egress:POLICY, sandbox:SANDBOX or net:NAME"},

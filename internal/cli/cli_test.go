@@ -298,6 +298,9 @@ func TestCommands(t *testing.T) {
 		},
 		{name: "events --json", args: "events --no-follow --json", stdout: has(`{"lost":3}`, `"id":9`), stderr: none, check: func(f *cmdtest.Daemon) string { return cmp.Diff([]string{""}, f.Updates) }},
 		{name: "events --format", args: "events -n 2 --format {{.ID}}:{{.Type}}", stdout: is("7:sandbox\n9:secret\n"), check: func(f *cmdtest.Daemon) string { return cmp.Diff([]string{"follow=true&tail=2"}, f.Updates) }},
+		{name: "events with Docker's keys", args: "events --no-follow --filter event=start --filter container=sb1", check: func(f *cmdtest.Daemon) string {
+			return cmp.Diff([]string{"filter=action%3Dstart&filter=sandbox%3Dsb1"}, f.Updates)
+		}},
 		{name: "events with half a filter", args: "events --filter type", stderr: has("is not key=value"), code: 2, check: nothingAsked},
 		{name: "rename", args: "rename sb1 other", setup: oneSandbox, stdout: is("other\n"), stderr: none},
 		{name: "rename of none", args: "rename nope other", stderr: has("there is no sandbox"), code: 1},
@@ -358,7 +361,7 @@ func TestCommands(t *testing.T) {
 		{name: "pull", args: "pull debian:12", stdout: is("debian:12 sha256:0123\n"), stderr: none},
 		{name: "pull --json", args: "pull --json debian:12", stdout: has(`"reference": "debian:12"`)},
 		{name: "pull of what is not there", args: "pull missing", stderr: has("MANIFEST_UNKNOWN", "hint: check the name"), code: 1},
-		{name: "pull of nothing", args: "pull", stderr: has("accepts 1 arg"), code: 2},
+		{name: "pull of nothing", args: "pull", stderr: has("no argument is given; as in: sandboxd pull [flags] REFERENCE"), code: 2},
 		{name: "images", args: "images", setup: func(f *cmdtest.Daemon) { f.Images = []string{"debian:12"} }, stdout: has("REFERENCE", "debian:12", "0123456789ab", "1.5MB")},
 		{name: "images --json of nothing is a list", args: "images --json", stdout: has(`"images": []`)},
 

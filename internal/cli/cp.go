@@ -109,17 +109,32 @@ func runCp(ctx context.Context, source, destination string, opts cpOptions, d de
 	defer c.Close()
 	switch {
 	case from.sandbox == "" && to.sandbox != "" && from.path == stream:
-		return tarIn(ctx, c, to, d)
+		return hintIdle(ctx, c, to.sandbox, tarIn(ctx, c, to, d))
 	case from.sandbox != "" && to.sandbox == "" && to.path == stream:
 		return tarOut(ctx, c, from, opts, d)
 	case from.sandbox == "" && to.sandbox != "":
-		return copyIn(ctx, c, from, to, d)
+		return hintIdle(ctx, c, to.sandbox, copyIn(ctx, c, from, to, d))
 	case from.sandbox != "" && to.sandbox == "":
 		return copyOut(ctx, c, from, to, opts, d)
 	case from.sandbox == "":
 		return cmdline.Usagef("neither %q nor %q is in a sandbox: write SANDBOX:PATH", source, destination)
 	}
 	return cmdline.Usagef("both %q and %q are in a sandbox: copy through a local directory", source, destination)
+}
+
+// hintIdle says how to copy into a sandbox that does not run, if that is why a copy was refused.
+func hintIdle(ctx context.Context, c *client.Client, id string, err error) error {
+	p, ok := errors.AsType[*api.Problem](err)
+	if !ok || p.Code != api.CodeConflict {
+		return err
+	}
+	sb, serr := c.GetSandbox(ctx, id)
+	if serr != nil || sb.State != api.StateStopped && sb.State != api.StateLost {
+		return err
+	}
+	hinted, name := *p, cmdline.Printable(sb.Name)
+	hinted.Hint = fmt.Sprintf("files go into a sandbox that runs: sandboxd start --idle %s leaves its main process out; then copy, and sandboxd stop %s", name, name)
+	return &hinted
 }
 
 // copyIn sends a local file or tree.

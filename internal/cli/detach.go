@@ -3,7 +3,6 @@ package cli
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +10,8 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
@@ -27,6 +28,19 @@ type detachFlags struct {
 
 func (o *detachFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.keys, "detach-keys", "", "`keys` that leave the program and its terminal, such as ctrl-x,q, or none (default: $"+detachKeysVariable+", else "+defaultDetachKeys+")")
+}
+
+// tellDetached says how to come back to a program that has been left alone.
+func tellDetached(w io.Writer, sandbox, exec string, interactive bool) {
+	words := []string{"sandboxd attach"}
+	if interactive {
+		words = append(words, "-i")
+	}
+	words = append(words, cmdline.Printable(sandbox))
+	if exec != api.MainExec {
+		words = append(words, cmdline.Printable(exec))
+	}
+	fmt.Fprintf(w, "sandboxd: detached; the program goes on, see: %s\n", strings.Join(words, " "))
 }
 
 // sequence returns the bytes of the keys; nil means none.
@@ -69,11 +83,8 @@ func parseKeys(text string) ([]byte, error) {
 	return keys, nil
 }
 
-// errDetached ends stdin when the user has typed the detach keys.
-var errDetached = errors.New("the detach keys were typed")
-
-// keyReader reads stdin up to the detach keys, and then returns errDetached. Keys that may begin
-// the sequence are withheld until it is complete or broken.
+// keyReader reads stdin up to the detach keys, and then returns [client.ErrDetached]. Keys that may
+// begin the sequence are withheld until it is complete or broken.
 type keyReader struct {
 	r       io.Reader
 	keys    []byte
@@ -106,7 +117,7 @@ func (k *keyReader) take(p []byte) {
 			k.out, k.pending = append(k.out, k.pending[0]), k.pending[1:]
 		}
 		if len(k.pending) == len(k.keys) {
-			k.pending, k.err = nil, errDetached
+			k.pending, k.err = nil, client.ErrDetached
 			return
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"io"
 	"testing"
 	"testing/iotest"
+
+	"github.com/sandboxd/sandboxd/api/client"
 )
 
 func TestParseKeys(t *testing.T) {
@@ -43,7 +45,7 @@ func TestKeyReader(t *testing.T) {
 			"at once": func(r io.Reader) io.Reader { return r }, "byte by byte": iotest.OneByteReader, "with the end": iotest.DataErrReader,
 		} {
 			got, err := io.ReadAll(&keyReader{r: wrap(bytes.NewReader([]byte(tc.typed))), keys: []byte(tc.keys)})
-			if string(got) != tc.want || errors.Is(err, errDetached) != tc.detached {
+			if string(got) != tc.want || errors.Is(err, client.ErrDetached) != tc.detached {
 				t.Errorf("%q of %q %s: %q, %v", tc.keys, tc.typed, name, got, err)
 			}
 		}
@@ -60,7 +62,7 @@ func FuzzKeyReader(f *testing.F) {
 		}
 		got, err := io.ReadAll(&keyReader{r: iotest.HalfReader(bytes.NewReader(typed)), keys: keys})
 		before, _, found := bytes.Cut(typed, keys)
-		if found != errors.Is(err, errDetached) || !bytes.Equal(got, before) {
+		if found != errors.Is(err, client.ErrDetached) || !bytes.Equal(got, before) {
 			t.Errorf("%q of %q: %q, %v", keys, typed, got, err)
 		}
 	})

@@ -87,7 +87,6 @@ var habits = []habit{
 	{name: "device-write-iops", why: diskLimits},
 	{name: "group-add", why: "a program has the groups that /etc/group of its image gives its user; --user name:group chooses the first"},
 	{name: "stop-timeout", why: "the time is given when it is stopped: sandboxd stop --grace"},
-	{name: "detach-keys", why: "attach has them: sandboxd exec -d -it …, then sandboxd attach -i"},
 	{name: "attach", short: "a", accepts: []string{"stdout", "stderr", "STDOUT", "STDERR"}, why: "-i passes stdin on; output is always passed on"},
 	{name: "sig-proxy", bare: true, accepts: []string{"true"}, why: "a signal to this command goes to the program; give --detach to leave it alone"},
 	{name: "cidfile", why: "the id is printed: sandboxd run -d … > FILE"},
@@ -133,7 +132,6 @@ func addHabits(f *pflag.FlagSet, habits ...habit) {
 // foreignFlags are flags of Docker's other commands, by "command flag".
 var foreignFlags = map[string]string{
 	"exec privileged":     "no program has more power than its sandbox; --user 0 runs it as root of the sandbox",
-	"exec detach-keys":    "exec has no keys to detach; --detach leaves the program alone from the start",
 	"build push":          "push the image after it is built: sandboxd push",
 	"build load":          "a built image is always here; leave the flag out",
 	"build pull":          "fetch the base image anew with sandboxd pull before the build",
@@ -152,12 +150,20 @@ var foreignFlags = map[string]string{
 	"stop signal":         "the signal is the sandbox's, given with --stop-signal when it is created",
 	"pull all-tags":       "tags are pulled one by one",
 	"prune volumes":       "sandboxd volume prune removes volumes that no sandbox has",
+	"start attach":        startAttached,
+	"start interactive":   startAttached,
+	"start detach-keys":   startAttached,
+	"ps last":             "all are listed, oldest first: sandboxd ps -q | tail -n NUMBER",
+	"ps latest":           "all are listed, oldest first: sandboxd ps -q | tail -n 1",
+	"ps size":             "sandboxd system df -v shows the sizes of sandboxes",
 }
 
 // shorthands of Docker's other commands.
 var foreignShorthands = map[string]string{
-	"build o": "output", "stop s": "signal", "pull a": "all-tags",
+	"build o": "output", "stop s": "signal", "pull a": "all-tags", "start a": "attach", "start i": "interactive", "ps n": "last", "ps s": "size",
 }
+
+const startAttached = "sandboxd start SANDBOX, then sandboxd attach -i SANDBOX, which begins with the output that is kept"
 
 // explainFlag returns the error of a wrong flag, in a sentence where the flag is Docker's.
 func explainFlag(cmd *cobra.Command, err error) error {

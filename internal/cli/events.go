@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -61,10 +62,13 @@ func (o *eventsOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.format, "format", "", formatUsage)
 }
 
+// eventKeys are Docker's keys of filters that have other names here.
+var eventKeys = map[string]string{"event": "action", "container": "sandbox"}
+
 // choose returns the daemon's options for the flags. Without a flag that asks for the past only new
 // events are wanted.
 func (o *eventsOptions) choose(now time.Time, tail bool) (c client.EventOptions, err error) {
-	c.Follow, c.Filters = !o.noFollow, o.filters
+	c.Follow = !o.noFollow
 	if tail && o.tail < 0 {
 		return c, cmdline.Usagef("--tail %d is not a number of events", o.tail)
 	}
@@ -72,9 +76,11 @@ func (o *eventsOptions) choose(now time.Time, tail bool) (c client.EventOptions,
 		c.Last = &o.tail
 	}
 	for _, f := range o.filters {
-		if key, _, ok := strings.Cut(f, "="); !ok || key == "" {
+		key, value, ok := strings.Cut(f, "=")
+		if !ok || key == "" {
 			return c, cmdline.Usagef("--filter %q is not key=value", f)
 		}
+		c.Filters = append(c.Filters, cmp.Or(eventKeys[key], key)+"="+value)
 	}
 	// An id is a number of microseconds since 1970; a bare number of seconds is never as large.
 	if id, err := strconv.ParseUint(o.since, 10, 64); err == nil && id > 1e12 {

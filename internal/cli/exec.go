@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -11,12 +12,14 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type execOptions struct {
 	processFlags
 	terminalFlags
+	detachFlags
 
 	detach    bool
 	createCwd bool
@@ -39,7 +42,11 @@ this command. With --json every signal does. The sandbox stays.
 With --detach the program's id is printed as soon as it has started, and it goes
 on by itself, whatever becomes of this command or the daemon: see sandboxd
 attach, execs and kill. The latest 1 MiB of its output is kept. While it runs
-the sandbox is not idle.`,
+the sandbox is not idle.
+
+With -it at a terminal Ctrl-P Ctrl-Q leaves the program, which then goes on as with
+--detach: sandboxd attach -i comes back to it. Keys that only begin the sequence
+reach the program with the next key.`,
 		Example: `  sandboxd exec work -- ls -l /
   echo 'print(6*7)' | sandboxd exec -i work -- python3 -
   sandboxd exec -it work bash
@@ -56,6 +63,10 @@ the sandbox is not idle.`,
 			if err != nil {
 				return err
 			}
+			if opts.detachKeys, err = opts.sequence(os.Getenv); err != nil {
+				return err
+			}
+			opts.detachAs = api.DetachExec
 			return runExec(cmd.Context(), opts, api.ExecRequest{
 				Argv: opts.argv, Env: env, Cwd: opts.cwd, User: opts.user, CwdCreate: opts.createCwd, Rlimits: limits,
 			}, d)
@@ -70,6 +81,7 @@ func (o *execOptions) addFlags(f *pflag.FlagSet) {
 	f.SetInterspersed(false) // flags after SANDBOX are the program's
 	o.processFlags.addFlags(f)
 	o.terminalFlags.addFlags(f)
+	o.detachFlags.addFlags(f)
 	f.BoolVarP(&o.detach, "detach", "d", false, "print the program's id and leave it alone; with -i its stdin stays open")
 	f.BoolVar(&o.createCwd, "create-cwd", false, "make what is missing of the working directory")
 	f.StringArrayVar(&o.rlimits, "rlimit", nil, "lower a `limit` of each process: as, core, cpu, data, fsize, memlock, nofile, nproc or stack, such as nofile=64")
@@ -129,5 +141,10 @@ func runExec(ctx context.Context, opts execOptions, req api.ExecRequest, d deps)
 		_, err = fmt.Fprintln(d.Stdout, cmdline.Printable(x.ID))
 		return err
 	}
-	return execute(ctx, c, opts.id, req, opts.terminalFlags, d)
+	err := execute(ctx, c, opts.id, req, opts.terminalFlags, d)
+	if left, ok := errors.AsType[*client.DetachedError](err); ok {
+		tellDetached(d.Stderr, opts.id, left.Exec, true)
+		return nil
+	}
+	return err
 }

@@ -201,6 +201,9 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 	if s.snapshot != "" && !changed("network") && req.Network.Mode == api.NetworkNone { // --learn gives one too
 		req.Network = api.Network{} // that of the snapshot
 	}
+	if len(req.Ports) > 0 && req.Network.Mode == api.NetworkNone && len(req.Network.Join) == 0 {
+		return req, cmdline.Usagef("--publish: a sandbox without a network has no ports; give it one with --network full or --network egress:POLICY")
+	}
 	req.Network.Secrets = s.secrets
 	if changed("nofile") && s.nofile < 1 {
 		return req, cmdline.Usagef("--nofile %d is less than 1", s.nofile)
@@ -268,6 +271,7 @@ type terminalFlags struct {
 	json        bool
 
 	detachKeys []byte // nil of a program that does not go on without the command
+	detachAs   string // the form in which it goes on: see [api.ExecControl]
 }
 
 func (t *terminalFlags) addFlags(f *pflag.FlagSet) {

@@ -31,7 +31,7 @@ func TestImageCommands(t *testing.T) {
 		{name: "rmi goes on after one in use", args: []string{"rmi", "used:1", "b:1"}, code: 1, stdout: "b:1\n", stderr: "held by work"},
 		{name: "rmi --force", args: []string{"rmi", "--force", "used:1"}, stdout: "used:1\n"},
 		{name: "rmi --json", args: []string{"rmi", "--json", "a:1", "b:1"}, stdout: `"bytes": 20`},
-		{name: "rmi of nothing", args: []string{"rmi"}, code: 2, stderr: "at least 1"},
+		{name: "rmi of nothing", args: []string{"rmi"}, code: 2, stderr: "no argument is given; as in: sandboxd rmi [flags] REFERENCE..."},
 		{name: "prune", args: []string{"images", "prune"}, stdout: "old:1\n1 images, 0 steps of builds, 1.5MB\n"},
 		{name: "prune ended", args: []string{"prune"}, stdout: "3600 map[]\n", stderr: "2 more have ended since then and stay"},
 		{name: "prune all ended of a label", args: []string{"prune", "--older-than", "0s", "-l", "a=b"}, stdout: "0 map[a:b]\n"},

@@ -2,11 +2,15 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
@@ -18,16 +22,19 @@ type killOptions struct {
 func newKill(d deps) *cobra.Command {
 	var opts killOptions
 	cmd := &cobra.Command{
-		Use:   "kill [flags] SANDBOX EXEC",
+		Use:   "kill [flags] SANDBOX [EXEC]",
 		Short: "End a program in a sandbox, or send it a signal",
-		Long: `Kill a program that was started with exec, and everything that it has started,
+		Long: `Kill a program that was started with exec, or without EXEC the sandbox's main
+process, with which the sandbox ends, and everything that it has started,
 however far that has gone from it. With --signal send that signal to the
 program's process group instead. What it has written stays to be read with
 sandboxd attach. A program that has ended is no error.`,
-		Example: `  sandboxd kill work 3fqk2mzr7yxa
+		Example: `  sandboxd kill work
+  sandboxd kill work 3fqk2mzr7yxa
   sandboxd kill --signal HUP work 3fqk2mzr7yxa`,
-		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
+		Args: cmdline.UsageArgs(cobra.RangeArgs(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			args = append(args, api.MainExec)
 			return runKill(cmd.Context(), args[0], args[1], opts, d)
 		},
 	}
@@ -51,5 +58,19 @@ func runKill(ctx context.Context, id, exec string, opts killOptions, d deps) err
 	}
 	c := d.Client()
 	defer c.Close()
-	return c.SignalExec(ctx, id, exec, req)
+	return explainMain(ctx, c, id, exec, c.SignalExec(ctx, id, exec, req), "sandboxd stop NAME ends it as a whole")
+}
+
+// explainMain says that a sandbox has no main process, if that is why a request about an exec has
+// failed, and what else there is to do with NAME.
+func explainMain(ctx context.Context, c *client.Client, id, exec string, err error, instead string) error {
+	if exec != api.MainExec || !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
+		return err
+	}
+	sb, serr := c.GetSandbox(ctx, id)
+	if serr != nil || len(sb.Command) > 0 {
+		return err
+	}
+	name := cmdline.Printable(sb.Name)
+	return fmt.Errorf("sandbox %s has no main process; sandboxd execs %s lists programs to name, %s", name, name, strings.ReplaceAll(instead, "NAME", name))
 }

@@ -82,7 +82,7 @@ func TestPolicy(t *testing.T) {
   "warnings": []
 }
 `},
-		{args: "check", code: 2, stderr: "accepts 1 arg"},
+		{args: "check", code: 2, stderr: "no argument is given; as in: sandboxd policy check [flags] FILE"},
 
 		{args: "show good.yaml", stdout: "version: 1\nrules:\n  - allow: a.test\n    ports: [80, 443]\n"},
 		{args: "show go", stdout: "version: 1\nrules:\n  - name: go[0]\n    allow:\n      - proxy.golang.org\n      - sum.golang.org\n    ports: 443\n"},

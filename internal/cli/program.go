@@ -19,7 +19,7 @@ import (
 )
 
 // execute runs a program in a sandbox, connected to our own streams. It returns the program's end
-// as a [cmdline.ExitError], or nil.
+// as a [cmdline.ExitError], or nil; of a program that goes on, a [client.DetachedError].
 func execute(ctx context.Context, c *client.Client, id string, req api.ExecRequest, t terminalFlags, d deps) error {
 	req.Timeout = float64(t.timeout)
 	switch {
@@ -166,7 +166,7 @@ func connect(s *client.Streams, t terminalFlags, d deps) (undo func(), err error
 		undos = append(undos, in.interrupt)
 		s.Stdin = in
 		if t.tty {
-			s.Stdin = withKeys(in, t.detachKeys, d.Stdin)
+			s.Stdin, s.Detach = withKeys(in, t.detachKeys, d.Stdin), t.detachAs
 		}
 	}
 	if t.tty && terminal(d.Stdout, d.Stdin) != nil {

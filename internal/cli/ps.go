@@ -68,6 +68,9 @@ func runPs(ctx context.Context, opts psOptions, d deps) error {
 			return cmdline.Usagef("--label %q is not key=value", l)
 		}
 	}
+	if err := checkStates(opts.filters); err != nil {
+		return err
+	}
 	wanted, err := parseFilters(opts.filters, psKeys)
 	if err != nil {
 		return err
@@ -109,6 +112,24 @@ func runPs(ctx context.Context, opts psOptions, d deps) error {
 		table = append(table, []string{r.ID, r.Name, r.Image, state, r.RunningFor(), r.Ends()})
 	}
 	return cmdline.Table(d.Stdout, table)
+}
+
+// states are the values of the filters state and status. Docker's names of two of them are known.
+var states = map[string]api.SandboxState{
+	"creating": api.StateCreating, "running": api.StateRunning, "paused": api.StatePaused, "stopped": api.StateStopped, "lost": api.StateLost,
+	"exited": api.StateStopped, "dead": api.StateLost,
+}
+
+func hasState(s *api.Sandbox, want string) bool { return s.State == states[want] }
+
+// checkStates refuses filters for states that no sandbox has: their list would always be empty.
+func checkStates(filters []string) error {
+	for _, f := range filters {
+		if key, value, _ := strings.Cut(f, "="); (key == "state" || key == "status") && states[value] == "" {
+			return cmdline.Usagef("--filter %q: the state must be one of creating, running, paused, stopped (or exited), lost (or dead)", f)
+		}
+	}
+	return nil
 }
 
 // maxStatus is the width of a state with its reason in the list, in characters.
@@ -173,8 +194,8 @@ func healthOf(s *api.Sandbox) string {
 var psKeys = map[string]func(s *api.Sandbox, want string) bool{
 	"id":      func(s *api.Sandbox, want string) bool { return s.ID == want },
 	"name":    func(s *api.Sandbox, want string) bool { return matchName(s.Name, want) },
-	"state":   func(s *api.Sandbox, want string) bool { return string(s.State) == want },
-	"status":  func(s *api.Sandbox, want string) bool { return string(s.State) == want },
+	"state":   hasState,
+	"status":  hasState,
 	"health":  func(s *api.Sandbox, want string) bool { return healthOf(s) == want },
 	"image":   func(s *api.Sandbox, want string) bool { return matchImage(s.Image, want) || s.ImageDigest == want },
 	"profile": func(s *api.Sandbox, want string) bool { return s.Profile == want },

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"time"
 
@@ -22,6 +23,7 @@ const deleteTimeout = 30 * time.Second
 type runOptions struct {
 	sandboxFlags
 	terminalFlags
+	detachFlags
 
 	keep   bool
 	remove bool
@@ -42,6 +44,11 @@ happens: also when this command is killed. With --workspace the sandbox stays,
 for its changes. Output and exit code are the program's.
 SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the program; a second SIGINT within a
 second kills it. With --json they kill it at once.
+
+With -it at a terminal Ctrl-P Ctrl-Q leaves the program. The sandbox then stays as
+one of --detach, with the program as its main process: sandboxd attach -i comes back
+to it. Keys that only begin the sequence reach the program with the next key. With
+--learn there are no such keys.
 
 What stands behind the image replaces its CMD, and goes to its ENTRYPOINT if it
 has one; without anything the image's own command runs. --entrypoint PROGRAM runs
@@ -73,6 +80,8 @@ runs, one is started in the background and ends when it is idle.`,
 					return err
 				}
 				req.AutoRemove = opts.remove
+			} else if err := opts.detachable(&req, os.Getenv, d); err != nil {
+				return err
 			} else if req.HealthCheck == nil && opts.fromImage(opts.image) {
 				req.HealthCheck = &api.HealthCheck{} // the image's, although the program is no main process
 			}
@@ -88,11 +97,26 @@ func (o *runOptions) addFlags(f *pflag.FlagSet) {
 	f.SetInterspersed(false) // flags after IMAGE are the program's
 	o.sandboxFlags.addFlags(f)
 	o.terminalFlags.addFlags(f)
+	o.detachFlags.addFlags(f)
 	f.BoolVar(&o.keep, "keep", false, "do not delete the sandbox afterwards")
-	f.BoolVar(&o.remove, "rm", false, "delete the sandbox afterwards, as run does in any case but with --workspace; with --detach the daemon deletes it when it has ended")
+	f.BoolVar(&o.remove, "rm", false, "delete the sandbox afterwards, as run does in any case but with --workspace; with --detach, or after the detach keys, the daemon deletes it when it has ended")
 	f.BoolVarP(&o.detach, "detach", "d", false, "only create the sandbox, with PROGRAM or the image's command as its main process, and print its id")
 	f.StringVar(&o.learn, "learn", "", "allow what is public, or what --network says, and print the smallest policy that sufficed, or write it to `FILE`")
 	f.Lookup("learn").NoOptDefVal = learnedOnStderr
+}
+
+// detachable prepares the create request for a program that the detach keys may leave alone.
+func (o *runOptions) detachable(req *api.CreateSandbox, getenv func(string) string, d deps) error {
+	keys, err := o.sequence(getenv)
+	if err != nil || o.learn != "" { // what is learned is complete when the program has ended
+		return err
+	}
+	o.detachKeys, o.detachAs = keys, api.MainExec
+	if len(keys) > 0 && o.tty && o.interactive && cmdline.IsTerminal(d.Stdin) {
+		req.AutoRemove = o.remove
+		req.Env = withTerm(req.Env) // for a later start, too
+	}
+	return nil
 }
 
 // parse separates image and program. dash is the number of arguments before "--", or -1; after
@@ -148,6 +172,7 @@ func runRun(ctx context.Context, opts runOptions, req api.CreateSandbox, d deps)
 	}
 	changes := req.Workspace != nil && !opts.detach && !opts.remove && !opts.keep // to be looked at afterwards
 	var sb *api.Sandbox
+	left := false // the program goes on
 	if opts.detach || opts.keep || changes {
 		sb, err = cmdline.CreateSandbox(ctx, c, req, d.Stderr)
 	} else {
@@ -170,6 +195,9 @@ func runRun(ctx context.Context, opts runOptions, req api.CreateSandbox, d deps)
 		fmt.Fprintf(d.Stderr, "sandboxd: the sandbox stays: %s (%s)\n", sb.ID, cmdline.Printable(sb.Name))
 	default:
 		defer func() {
+			if left {
+				return
+			}
 			if derr := remove(ctx, c, sb.ID); derr != nil {
 				// The program's own exit code stands, but the user must know about the sandbox.
 				cmdline.Explain(d.Stderr, fmt.Errorf("sandbox %s was left behind: %w", sb.ID, derr))
@@ -195,7 +223,12 @@ func runRun(ctx context.Context, opts runOptions, req api.CreateSandbox, d deps)
 	if err != nil {
 		return err
 	}
-	return execute(ctx, c, sb.ID, api.ExecRequest{Argv: argv}, opts.terminalFlags, d)
+	err = execute(ctx, c, sb.ID, api.ExecRequest{Argv: argv}, opts.terminalFlags, d)
+	if left = errors.Is(err, client.ErrDetached); left {
+		tellDetached(d.Stderr, sb.Name, api.MainExec, true)
+		return nil
+	}
+	return err
 }
 
 // programOf returns the program of a sandbox with arguments in the place of its image's CMD.

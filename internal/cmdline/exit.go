@@ -271,13 +271,25 @@ func ExitStatus(cmd *cobra.Command, codes string) {
 	cmd.Annotations[annotationCodes] = codes
 }
 
-// UsageArgs turns the errors of an argument check into usage errors.
+// UsageArgs turns the errors of an argument check into usage errors. Where cobra counts arguments,
+// they show those of the command.
 func UsageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := check(cmd, args); err != nil {
-			return &UsageError{err}
+		err := check(cmd, args)
+		if err == nil {
+			return nil
 		}
-		return nil
+		counts := strings.Contains(err.Error(), "arg(s)") || !cmd.HasSubCommands() && strings.HasPrefix(err.Error(), "unknown command ")
+		if counts {
+			usage, _, _ := strings.Cut(cmd.UseLine(), "\n")
+			given := []string{"no argument is", "1 argument is"}
+			if n := len(args); n >= len(given) {
+				err = fmt.Errorf("%d arguments are given; as in: %s", n, usage)
+			} else {
+				err = fmt.Errorf("%s given; as in: %s", given[n], usage)
+			}
+		}
+		return &UsageError{err}
 	}
 }
 

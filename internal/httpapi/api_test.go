@@ -662,6 +662,7 @@ func TestInteractiveExec(t *testing.T) {
 	for name, control := range map[string]any{
 		"unknown signal": api.ExecControl{Signal: "SIGNOPE"}, "empty control": map[string]any{}, "unknown control": map[string]any{"kill": true},
 		"resize without a terminal": api.ExecControl{Resize: &api.TerminalSize{Rows: 1, Cols: 1}},
+		"detach without a terminal": api.ExecControl{Detach: api.DetachExec}, "unknown detach": api.ExecControl{Detach: "nope"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := whole.Of(t)

@@ -285,7 +285,11 @@ func (s *Server) watch(
 	c.SetReadLimit(maxFrame)
 	var refused error // set before ctx ends
 	reader.Go(func() {
-		if err := s.readFrames(input, c, x, nil); errors.Is(err, class.ErrInvalid) {
+		err := s.readFrames(input, c, x, nil)
+		if d, ok := errors.AsType[detaching](err); ok {
+			err = x.CheckLeave(string(d)) // fails: it is detached
+		}
+		if errors.Is(err, class.ErrInvalid) {
 			refused = err
 		}
 		cancel(errClientGone)

@@ -51,12 +51,15 @@ type Server struct {
 	drained  bool // no request may begin: requests is waited for
 	active   int  // number of requests under way
 	lastUse  time.Time
+
+	ties map[string]chan struct{} // by the id of a tied sandbox; guarded by mu
 }
 
 // New returns a server; ctx bounds no request.
 func New(ctx context.Context, opts Options) *Server {
 	s := &Server{
 		service: opts.Service, socket: opts.Socket, shutdown: opts.Shutdown, stopping: opts.Stopping, log: opts.Log, lastUse: time.Now(),
+		ties: make(map[string]chan struct{}),
 	}
 	requests, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	s.cancel = cancel

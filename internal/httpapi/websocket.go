@@ -31,7 +31,8 @@ const maxFrame = 1 << 20
 //	  ◀── binary: 1 or 2 + bytes of output ──
 //	  ◀─── text: ExecEvent {exit} or {error} ──   the last, then a normal close
 //
-// A client that closes the connection kills everything the exec started.
+// A client that closes the connection kills everything the exec started, unless it has sent an
+// ExecControl with detach, to which the last event is {detached}.
 func (s *Server) getExec(w http.ResponseWriter, r *http.Request) error {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return class.Invalidf("an exec is a POST, or a WebSocket handshake")
@@ -80,8 +81,17 @@ func (s *Server) interact(ctx context.Context, c *websocket.Conn, as *service.AP
 	frames, stop := outlive(ctx, stepTimeout)
 	defer stop()
 	var refused error // set before ctx ends
+	var form string   // of the detach; likewise
 	reader.Go(func() {
-		if err := s.readFrames(frames, c, x, stdin); errors.Is(err, class.ErrInvalid) {
+		err := s.readFrames(frames, c, x, stdin)
+		if d, ok := errors.AsType[detaching](err); ok {
+			if err = x.CheckLeave(string(d)); err == nil {
+				form = string(d)
+				cancel(service.ErrLeft)
+				return
+			}
+		}
+		if errors.Is(err, class.ErrInvalid) {
 			refused = err
 		}
 		cancel(errClientGone)
@@ -93,6 +103,15 @@ func (s *Server) interact(ctx context.Context, c *websocket.Conn, as *service.AP
 		defer stop()
 		return c.Write(ctx, websocket.MessageBinary, frame)
 	})
+	if errors.Is(err, service.ErrLeft) {
+		if err = x.Leave(frames, form); err == nil {
+			if form == api.MainExec {
+				s.untie(x.Record().Sandbox)
+			}
+			finish(ctx, c, api.ExecEvent{Exec: x.ID(), Detached: true})
+			return
+		}
+	}
 	x.Close() // a reader that writes to a program which does not read goes on
 	switch {
 	case err == nil:
@@ -148,6 +167,11 @@ func outlive(ctx context.Context, by time.Duration) (context.Context, context.Ca
 
 var errClientGone = errors.New("the client is gone")
 
+// detaching ends the reading of frames: the client leaves its program, which goes on in this form.
+type detaching string
+
+func (d detaching) Error() string { return "the client detaches: " + string(d) }
+
 // readFrames obeys the client's frames until the connection ends or a frame is invalid.
 func (s *Server) readFrames(ctx context.Context, c *websocket.Conn, x *service.Execution, stdin []byte) error {
 	write := func(p []byte, end bool) {
@@ -176,6 +200,8 @@ func (s *Server) readFrames(ctx context.Context, c *websocket.Conn, x *service.E
 			return err
 		}
 		switch {
+		case control.Detach != "":
+			return detaching(control.Detach)
 		case control.Resize != nil:
 			err = x.Resize(control.Resize.Rows, control.Resize.Cols)
 		case control.Signal != "":
@@ -183,7 +209,7 @@ func (s *Server) readFrames(ctx context.Context, c *websocket.Conn, x *service.E
 		case control.StdinClose:
 			write(nil, true)
 		default:
-			err = class.Invalidf("a text frame must have one of resize, signal, stdin_close")
+			err = class.Invalidf("a text frame must have one of resize, signal, stdin_close, detach")
 		}
 		if errors.Is(err, class.ErrInvalid) {
 			return err

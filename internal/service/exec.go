@@ -69,9 +69,9 @@ func (s *API) startFed(ctx context.Context, ref string, req api.ExecRequest, who
 }
 
 // StartInteractive is StartExec for a caller that writes to stdin with Input after the request's
-// stdin.
+// stdin. One with a terminal can go on without the caller: see [Execution.Leave].
 func (s *API) StartInteractive(ctx context.Context, ref string, req api.ExecRequest) (*Execution, error) {
-	return s.start(ctx, ref, req, host.ExecRequest{})
+	return s.start(ctx, ref, req, host.ExecRequest{Keep: req.TTY})
 }
 
 // StartPiped is StartExec for a caller that gives the ends of the program's pipes to its client:
@@ -257,7 +257,8 @@ func (x *Execution) feed() {
 }
 
 // Stream passes the program's output to sink and returns its exit. If ctx ends or sink fails,
-// everything that the execution started is killed.
+// everything that the execution started is killed. If ctx ends with [ErrLeft], it is not: Leave
+// comes next.
 func (x *Execution) Stream(ctx context.Context, sink func(stream string, p []byte) error) (api.Exit, api.Usage, error) {
 	return x.end(ctx, func(ctx context.Context) (host.ExecExit, error) {
 		return x.guest.Stream(ctx, func(stream string, p []byte) error {

@@ -121,7 +121,11 @@ func TestDockerLines(t *testing.T) {
 		line, refusal := row[0], row[1]
 		t.Run(line, func(t *testing.T) {
 			if strings.Contains(line, "sb1") {
-				if code, _, stderr := sandboxd("create", "--name", "sb1", "debian"); code != 0 {
+				made := []string{"create", "--name", "sb1", "debian"}
+				if strings.HasPrefix(line, "kill ") {
+					made = append(made, "--", "sleep", "600")
+				}
+				if code, _, stderr := sandboxd(made...); code != 0 {
 					t.Fatal(stderr)
 				}
 				before := map[string]string{"start": "stop", "unpause": "pause"}

@@ -41,7 +41,7 @@ func TestFilesOfEndedSandboxes(t *testing.T) {
 		}
 	}
 	check("stopped")
-	if got := d.CLI(t, "cp", dir, "ended:/srv"); got.Code == 0 || !strings.Contains(got.Stderr, "sandboxd start") {
+	if got := d.CLI(t, "cp", dir, "ended:/srv"); got.Code == 0 || !strings.Contains(got.Stderr, "sandboxd start --idle ended") {
 		t.Errorf("into it: %+v", got)
 	}
 	d.NothingLeaked(t, before)

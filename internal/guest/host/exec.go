@@ -94,7 +94,7 @@ type Exec struct {
 
 	held [2][]byte // stdout and stderr of an exec that ended before its start was reported; the files are nil then
 
-	quit <-chan struct{} // ends the wait even while init is held; nil except in Spool
+	quit <-chan struct{} // ends the wait even while init is held; nil unless the exec is kept
 	wait sync.Once
 	exit ExecExit
 	err  error
@@ -611,14 +611,18 @@ func (e *Exec) closeFiles() {
 // Everything that the process wrote is delivered. Stream does not wait for output after the exit,
 // because processes that were left behind may hold the pipes open for ever. If ctx ends or onOut
 // fails, the exec is killed and that error returned. Do not read Stdout or Stderr elsewhere.
+//
+// If ctx ends with [ErrLeft] as its cause and the exec is kept, it is not killed, and what it has
+// written so far is still delivered: see [Exec.Leave].
 func (e *Exec) Stream(ctx context.Context, onOut func(stream string, p []byte) error) (ExecExit, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	left := func() bool { return e.keep && errors.Is(context.Cause(ctx), ErrLeft) }
 	var mu sync.Mutex // guards onOut
 	deliver := func(stream string, p []byte) error {
 		mu.Lock()
 		defer mu.Unlock()
-		if err := ctx.Err(); err != nil {
+		if err := ctx.Err(); err != nil && !left() {
 			return err
 		}
 		return onOut(stream, p)
@@ -640,10 +644,17 @@ func (e *Exec) Stream(ctx context.Context, onOut func(stream string, p []byte) e
 	}
 	// A failed copy or a cancelled context ends the wait: on a closed connection init kills the exec.
 	stop := context.AfterFunc(ctx, func() {
-		_ = e.conn.Close()
+		if left() {
+			_ = e.conn.SetReadDeadline(guest.Expired) // ends the wait alone
+		} else {
+			_ = e.conn.Close()
+		}
 		e.stopReading()
 	})
 	defer stop()
+	if e.keep {
+		e.quit = ctx.Done()
+	}
 	exit, err := e.Wait()
 	if err == nil {
 		e.stopReading()

@@ -74,6 +74,19 @@ func (c *Client) Adopt(k Kept, r ExecRequest, pid int, begun time.Time) (_ *Exec
 	return e, nil
 }
 
+// ErrLeft is the cause of the end of a context with which [Exec.Stream] returns and the process
+// goes on.
+var ErrLeft = errors.New("the exec goes on without its client")
+
+// Leave continues a kept exec whose Stream has returned [ErrLeft], as another Exec, of which
+// [Exec.Spool] takes the output. It is closed itself. On error the process is killed.
+func (e *Exec) Leave() (*Exec, error) {
+	e.closed.Do(func() {}) // its files are the other's
+	k := e.Kept()
+	_ = k.Stdout.SetReadDeadline(time.Time{}) // only a closed file refuses
+	return e.client.Adopt(k, ExecRequest{TTY: e.tty, Timeout: e.timeout}, e.PID, e.begun)
+}
+
 // A Sink takes the output of an exec that is kept.
 type Sink interface {
 	// Take calls move, which moves bytes to the file at its offset and returns their number, and

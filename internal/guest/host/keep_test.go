@@ -474,3 +474,45 @@ func TestLimits(t *testing.T) {
 		}
 	}
 }
+
+// A client that leaves a program on a terminal has all output until then, and the next holder has
+// all that follows, with the exit.
+func TestLeftExecLosesNothing(t *testing.T) {
+	s := startInit(t)
+	e, err := s.Exec(t.Context(), ExecRequest{
+		Argv: []string{"sh", "-c", "i=0; while [ $i -lt 5000 ]; do echo $i; i=$((i+1)); done; exit 7"}, Env: testEnv, TTY: true, Keep: true, Timeout: time.Minute,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = e.Close() }()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	var before strings.Builder
+	_, err = e.Stream(ctx, func(_ string, p []byte) error {
+		before.Write(p)
+		cancel(ErrLeft)
+		return nil
+	})
+	if !errors.Is(err, ErrLeft) {
+		t.Fatal(err)
+	}
+	next, err := e.Leave()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = next.Close() }()
+	_ = e.Close() // changes nothing for the next holder
+	m := newMemory(t, true)
+	exit, err := next.Spool(t.Context(), m)
+	if err != nil || exit.Code != 7 {
+		t.Errorf("%+v, %v", exit, err)
+	}
+	var want strings.Builder
+	for i := range 5000 {
+		fmt.Fprintf(&want, "%d\r\n", i)
+	}
+	if got := before.String() + m.read(t); got != want.String() {
+		t.Errorf("%d bytes before and %d after, want %d", before.Len(), len(m.read(t)), want.Len())
+	}
+}

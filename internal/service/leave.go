@@ -1,0 +1,97 @@
+package service
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+)
+
+// ErrLeft is the cause of the end of a context with which [Execution.Stream] leaves a program on a
+// terminal alone.
+var ErrLeft = host.ErrLeft
+
+// CheckLeave returns an error of the class ErrInvalid if the execution cannot go on
+// without its client in this form: see [api.ExecControl].
+func (x *Execution) CheckLeave(form string) error {
+	switch {
+	case form != api.DetachExec && form != api.MainExec:
+		return class.Invalidf("detach %q: must be %q or %q", class.Clip(form), api.DetachExec, api.MainExec)
+	case !x.req.TTY:
+		return class.Invalidf("detach: the program has no terminal, and ends with its client; start it with detach instead")
+	case x.log != nil:
+		return class.Invalidf("detach: the program does not end with its client; close the connection")
+	case form == api.MainExec && len(x.lease.Record.Command) > 0:
+		return class.Invalidf("detach: sandbox %s has a main process already", x.lease.Record.Name)
+	}
+	return nil
+}
+
+// Leave makes a program on a terminal go on without its client, in a form that CheckLeave allows.
+// Stream has returned [ErrLeft] before. The execution is closed: another one, with the same ID, is
+// listed in its place. If Leave fails, the program is killed.
+func (x *Execution) Leave(ctx context.Context, form string) (err error) {
+	s, rec := x.s, &x.lease.Record
+	if err := s.adoption(ctx); err != nil {
+		return err
+	}
+	size := int64(defaultOutputLimit)
+	var main *mainProcess
+	if form == api.MainExec {
+		size, main = mainRing, newMainProcess(rec.Life)
+	}
+	room, err := s.execs.reserve(rec.ID, size, s.execsQuota(rec.Tenant))
+	if err != nil {
+		return err
+	}
+	for _, other := range room {
+		s.forget(ctx, other)
+	}
+	log, err := newExecLog(size, true)
+	if err != nil {
+		s.execs.release(rec.ID, size)
+		return err
+	}
+	y := &Execution{PID: x.PID, s: s, req: x.req, lease: x.lease, oom: x.oom, log: log, kept: size, main: main, input: make(chan struct{}, 1), done: make(chan struct{}), record: x.record}
+	y.req.OutputLimit, y.req.Stdin = size, nil
+	y.record.Detached, y.record.StdinOpen, y.record.Main = true, true, main != nil
+	defer func() {
+		if err != nil { // the caller's Close kills the program
+			log.close()
+			s.execs.release(rec.ID, size)
+		}
+	}()
+	if y.guest, err = x.guest.Leave(); err != nil {
+		return fmt.Errorf("leave exec %s: %w", x.record.ID, err)
+	}
+	if err = y.saveRecord(); err == nil {
+		err = y.storeDescriptors(ctx)
+	}
+	if err == nil && main != nil {
+		// After the descriptors: a daemon that finds a command and no program would start it anew.
+		err = s.supervisor.SetMain(rec.ID, rec.Life, x.req.Argv)
+	}
+	if err != nil {
+		_ = y.guest.Kill()  // closing the connection alone kills nothing of which the launcher has a copy
+		_ = y.guest.Close() // always nil
+		s.dropDescriptors(ctx, y)
+		return fmt.Errorf("leave exec %s: %w", x.record.ID, err)
+	}
+	x.close.Do(func() {
+		x.stdin.Wait()
+		close(x.done)
+	})
+	if main != nil {
+		s.execs.mu.Lock()
+		s.execs.mains[rec.ID] = mainOf{gone: x.lease.Gone}
+		s.execs.mu.Unlock()
+	}
+	s.execs.register(y)
+	if !s.follow(y) {
+		close(y.done)
+		return class.ErrStopping // and the next daemon has it
+	}
+	return nil
+}
