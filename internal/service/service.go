@@ -157,6 +157,11 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 		return api.Sandbox{}, err
 	}
 	if req.Network != nil {
+		s.rejoining.Lock()
+		defer s.rejoining.Unlock()
+		if rec, err = s.lookup(rec.ID); err != nil {
+			return api.Sandbox{}, err
+		}
 		net, err := s.changedNetwork(&rec, *req.Network)
 		if err != nil {
 			return api.Sandbox{}, err
@@ -192,8 +197,8 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 		return api.Sandbox{}, err
 	}
 	if req.Network != nil {
-		if err := s.networks.SetPolicy(ctx, rec.ID, rec.Network); err != nil {
-			return api.Sandbox{}, errors.Join(err, s.restoreNetwork(ctx, rec.ID, was))
+		if err := s.networks.SetNetwork(ctx, &rec, was); err != nil {
+			return api.Sandbox{}, errors.Join(err, s.restoreNetwork(rec.ID, was))
 		}
 	}
 	return rec.Shown(), nil
