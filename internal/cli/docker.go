@@ -63,8 +63,6 @@ var habits = []habit{
 	{name: "ip6", why: noAddresses},
 	{name: "link-local-ip", why: noAddresses},
 	{name: "mac-address", why: noAddresses},
-	{name: "network-alias", why: "a sandbox has one name in its networks, its --name"},
-	{name: "net-alias", why: "a sandbox has one name in its networks, its --name"},
 	{name: "cpu-shares", short: "c", why: "the share of a busy processor is --cpu-weight, 100 by default (Docker's 1024)"},
 	{name: "cpu-period", why: "the ceiling on processor time is --cpus, as in --cpus 0.5"},
 	{name: "cpu-quota", why: "the ceiling on processor time is --cpus, as in --cpus 0.5"},
