@@ -352,7 +352,8 @@ type UpdateSandbox struct {
 	// IdleTimeout is as in [CreateSandbox]; 0 keeps the current one.
 	IdleTimeout float64 `json:"idle_timeout,omitempty"`
 	// Network replaces mode and policy of a sandbox that has a network, whose budget stays.
-	// Connections that the new policy refuses are reset. One without a network cannot be given one.
+	// Connections that the new policy refuses are reset. A running one without a network cannot be
+	// given one. Of a sandbox that does not run, the network is all that can be changed.
 	Network *Network `json:"network,omitempty"`
 }
 

@@ -117,12 +117,15 @@ func (s *API) changedNetwork(rec *runtime.Record, to api.Network) (api.Network, 
 	if err != nil {
 		return to, err
 	}
-	if to.HasGateway() != rec.Network.HasGateway() || to.Mode == api.NetworkSandbox {
+	if isLive(rec) && to.HasGateway() != rec.Network.HasGateway() || to.Mode == api.NetworkSandbox {
 		return to, class.Invalidf("network: sandbox %s was created with mode %q, and cannot change to %q; create another sandbox",
 			rec.Name, rec.Network.Mode, to.Mode)
 	}
 	if p, err := policy.Parse([]byte(to.Policy)); err == nil && to.Mode == api.NetworkEgress && p.Inspects() && !s.networks.Inspects(rec.ID) {
 		return to, class.Invalidf("network.policy: it inspects requests, for which sandbox %s trusts no authority: its first policy did not; create another sandbox", rec.Name)
+	}
+	if len(rec.Ports) > 0 && !to.HasGateway() {
+		return to, class.Mark(class.ErrState, fmt.Errorf("sandbox %s publishes ports, for which it needs a network", rec.Name))
 	}
 	to.Budget, to.Secrets = rec.Network.Budget, rec.Network.Secrets
 	return to, nil
@@ -304,9 +307,6 @@ func (s *API) DisconnectNetwork(ctx context.Context, name string, req api.Discon
 		net.Join = slices.DeleteFunc(slices.Clone(net.Join), func(n string) bool { return n == name })
 		net.Aliases = maps.Clone(net.Aliases)
 		delete(net.Aliases, name)
-		if len(rec.Ports) > 0 && !net.HasGateway() {
-			return net, class.Mark(class.ErrState, fmt.Errorf("sandbox %s publishes ports, for which it needs a network", rec.Name))
-		}
 		if !net.HasGateway() {
 			net.Budget = api.NetworkBudget{} // of no network
 		}

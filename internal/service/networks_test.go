@@ -104,6 +104,10 @@ func TestNetworksOfStoppedSandboxes(t *testing.T) {
 	disconnect := func(network, sandbox string) error {
 		return s.DisconnectNetwork(t.Context(), network, api.DisconnectNetwork{Sandbox: sandbox})
 	}
+	update := func(sandbox string, mode api.NetworkMode) error {
+		_, err := s.UpdateSandbox(t.Context(), sandbox, api.UpdateSandbox{Network: &api.Network{Mode: mode}})
+		return err
+	}
 	for _, step := range []struct {
 		what string
 		do   func() error
@@ -119,7 +123,10 @@ func TestNetworksOfStoppedSandboxes(t *testing.T) {
 		{"a network that it is not in", func() error { return disconnect("other", "db") }, class.ErrNoNamed, ""},
 		{"a network that it is in", func() error { return disconnect("front", "db") }, nil, "[back] map[back:[sql]]"},
 		{"the last", func() error { return disconnect("back", "db") }, nil, "[] map[]"},
-		{"the last, with ports", func() error { return disconnect("back", "web") }, class.ErrState, ""},
+		{"the last, with ports", func() error { return disconnect("back", "web") }, nil, ""},
+		{"a start with ports, in no network", func() error { _, err := s.StartSandbox(t.Context(), "web", api.StartSandbox{}); return err }, class.ErrState, ""},
+		{"another mode", func() error { return update("db", api.NetworkFull) }, nil, ""},
+		{"none, with ports", func() error { return update("web", api.NetworkNone) }, class.ErrState, ""},
 		{"a running one without a network", func() error { return connect("back", "alone") }, class.ErrNamedRunning, ""},
 		{"one that shares a network", func() error { return connect("back", "shares") }, class.ErrShared, ""},
 	} {
@@ -138,5 +145,8 @@ func TestNetworksOfStoppedSandboxes(t *testing.T) {
 		if got := fmt.Sprint(after.Network.Join, after.Network.Aliases); err != nil || got != want {
 			t.Errorf("%s: it is in %s, want %s; %v", step.what, got, want, err)
 		}
+	}
+	if db, err := s.GetSandbox("db"); err != nil || db.Network.Mode != api.NetworkFull {
+		t.Errorf("%+v, %v", db.Network, err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"reflect"
 	goruntime "runtime"
 	"runtime/metrics"
 	"slices"
@@ -143,7 +144,8 @@ func (s *API) ListSandboxes(filter SandboxFilter) (api.SandboxList, error) {
 	return list, nil
 }
 
-// UpdateSandbox changes a running sandbox as a whole, or not at all.
+// UpdateSandbox changes a running sandbox as a whole, or not at all. Of one that does not run, the
+// network alone can be changed.
 func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandbox) (api.Sandbox, error) {
 	if err := validateUpdate(&req); err != nil {
 		return api.Sandbox{}, err
@@ -161,6 +163,10 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 		defer s.rejoining.Unlock()
 		if rec, err = s.lookup(rec.ID); err != nil {
 			return api.Sandbox{}, err
+		}
+		if !isLive(&rec) && reflect.DeepEqual(req, api.UpdateSandbox{Network: req.Network}) {
+			rec, _, err := s.supervisor.SetNetwork(rec.ID, func(rec *runtime.Record) (api.Network, error) { return s.changedNetwork(rec, *req.Network) })
+			return rec.Shown(), err
 		}
 		net, err := s.changedNetwork(&rec, *req.Network)
 		if err != nil {

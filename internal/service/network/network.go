@@ -303,6 +303,9 @@ func budget(b api.NetworkBudget) gateway.Budget {
 func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Published) error {
 	rec := &lease.Record
 	if !rec.Network.HasGateway() {
+		if len(rec.Ports) > 0 { // it has left its networks since it was created
+			return class.Mark(class.ErrState, fmt.Errorf("sandbox %s publishes ports, for which it needs a network", rec.Name))
+		}
 		return nil
 	}
 	id := rec.ID
