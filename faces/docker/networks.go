@@ -275,7 +275,11 @@ func (c *call) postConnect() error {
 	case in[n.Name] != nil && n.Name == bridgeNetwork:
 		return c.none(http.StatusOK)
 	case in[bridgeNetwork] != nil && len(sb.Network.Join) == 0: // it stays in it, which a list of networks has to say
-		if err := c.f.api.ConnectNetwork(c.ctx(), bridgeNetwork, api.ConnectNetwork{Sandbox: sb.ID}); err != nil {
+		_, err := c.f.api.CreateNetwork(c.ctx(), api.CreateNetwork{Name: bridgeNetwork})
+		if err == nil || errors.Is(err, &api.Problem{Code: api.CodeExists}) {
+			err = c.f.api.ConnectNetwork(c.ctx(), bridgeNetwork, api.ConnectNetwork{Sandbox: sb.ID})
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -127,6 +127,9 @@ func TestNetworkLines(t *testing.T) {
 			t.Errorf("%s: events: %q, want %q", which, got, want)
 		}
 	}
+	if bridge := f.events(t, `{"network":["bridge"]}`); len(bridge) < 2 {
+		t.Errorf("a container that joins another network stays in bridge: events %q", bridge)
+	}
 	if got := f.events(t, `{"network":["net"],"type":["container"]}`); len(got) != 0 {
 		t.Errorf("events of containers are about a network: %q", got)
 	}
