@@ -54,8 +54,8 @@ type DisconnectNetwork struct {
 	Sandbox string `json:"sandbox"` // ID or name of one that does not run
 }
 
-// PruneNetworks is the optional body of POST /v1/networks/prune. It removes networks that no sandbox
-// is in.
+// PruneNetworks is the optional body of POST /v1/networks/prune. It removes networks that no
+// sandbox is in.
 type PruneNetworks struct {
 	// Labels are the labels that they must have. Networks with [LabelKeep] always stay.
 	Labels map[string]string `json:"labels,omitempty"`

@@ -19,8 +19,8 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// The networks that are always there. A container in bridge has the operator's network; it is in the
-// daemon's network of that name only where that makes a difference.
+// The networks that are always there. A container in bridge has the operator's network. It is in
+// the daemon's network of that name only where that makes a difference.
 const (
 	bridgeNetwork = "bridge"
 	noneNetwork   = "none"
@@ -510,10 +510,13 @@ func networksOf(sb *api.Sandbox, address netip.Addr) map[string]*network.Endpoin
 	}
 	hostname := requestOf(sb).Hostname
 	for _, name := range names {
-		e := &network.EndpointSettings{NetworkID: networkID(name), DNSNames: append([]string{sb.Name}, sb.Network.Aliases[name]...)}
+		e := &network.EndpointSettings{NetworkID: networkID(name), DNSNames: []string{sb.Name}}
 		for _, a := range sb.Network.Aliases[name] {
 			if a != hostname {
 				e.Aliases = append(e.Aliases, a)
+			}
+			if !slices.Contains(e.DNSNames, a) {
+				e.DNSNames = append(e.DNSNames, a)
 			}
 		}
 		if address.IsValid() {

@@ -194,7 +194,7 @@ var foreignCommands = map[string]string{
 	"logout":    "registries' credentials are those of ~/.docker/config.json and podman's auth.json; remove them there",
 	"search":    "registries are not searched; sandboxd pull takes an image by its name",
 	"info":      "sandboxd version and sandboxd doctor describe the daemon and this host",
-	"compose":   "Compose files are not read; sandboxes in one network reach each other by name: sandboxd run -d --name db --network net:app",
+	"compose":   "Compose files are not read; Compose works over the socket of sandboxd serve --docker (sandboxd docs docker)",
 	"builder":   "sandboxd build builds; sandboxd images prune removes what its cache keeps",
 	"buildx":    "sandboxd build builds, for this host's platform",
 	"context":   "the daemon is chosen by --socket or $SANDBOXD_SOCKET",

@@ -220,7 +220,8 @@ func (s *API) CreateNetwork(req api.CreateNetwork) (api.NamedNetwork, error) {
 	return s.NamedNetwork(rec.Name)
 }
 
-// unused returns an error if a sandbox of the caller's tenant is in a named network, running or not.
+// unused returns an error if a sandbox of the caller's tenant, running or not, is in a named
+// network.
 func (s *API) unused(name string) error {
 	var users []api.SandboxRef
 	for _, rec := range s.supervisor.List(runtime.Filter{Tenant: s.caller.Tenant}) {

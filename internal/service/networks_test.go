@@ -76,8 +76,8 @@ func TestNamedNetworksOfTenants(t *testing.T) {
 	}
 }
 
-// A sandbox that does not run joins and leaves networks; aliases are replaced. What it cannot have is
-// refused, and changes nothing.
+// A sandbox that does not run joins and leaves networks; aliases are replaced. What it cannot have
+// is refused, and changes nothing.
 func TestNetworksOfStoppedSandboxes(t *testing.T) {
 	r := daemontest.New(t, servicetest.RealInit(t)).Start()
 	s := r.API()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -45,8 +46,8 @@ func (f *face) served(t *testing.T, address string) {
 	})
 }
 
-// Debian's docker-compose starts a web server and its database, in networks and with a volume, finds
-// them as they are when it is run again, and leaves nothing.
+// Debian's docker-compose starts a web server and its database, in networks and with a volume. It
+// finds them as they are when it is run again, and leaves nothing.
 func TestComposeUpAndDown(t *testing.T) {
 	f := start(t)
 	f.images(t)
@@ -220,9 +221,7 @@ func TestComposeConversation(t *testing.T) {
 			"Image": "tool:1", "AttachStdout": true, "AttachStderr": true, "HostConfig": host, "NetworkingConfig": document{"EndpointsConfig": ends},
 			"Labels": map[string]string{"com.docker.compose.project": "shop", "com.docker.compose.service": service, "com.docker.compose.oneoff": "False", "com.docker.compose.container-number": "1"},
 		}
-		for k, v := range config {
-			body[k] = v
-		}
+		maps.Copy(body, config)
 		status, answer := f.post(t, "/v1.51/containers/create?name=shop-"+service+"-1", body)
 		var made struct{ ID string }
 		if err := json.Unmarshal([]byte(answer), &made); err != nil || status != http.StatusCreated {

@@ -18,9 +18,9 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// A network that was made stays without sandboxes. Sandboxes join it while they run, and are found by
-// aliases. Of one that is in internal networks only nothing leads out, whatever its policy says. All
-// of it holds after a crash of the gateway and of the daemon.
+// A network that was made stays without sandboxes. Sandboxes join it while they run, and are found
+// by aliases. Of one that is in internal networks only nothing leads out, whatever its policy says.
+// All of it holds after a crash of the gateway and of the daemon.
 func TestMadeNetworks(t *testing.T) {
 	dir, err := os.MkdirTemp("", "services") //nolint:usetesting // a socket's path is short
 	if err != nil {

@@ -88,7 +88,8 @@ func TestNamedNetworksAreBounded(t *testing.T) {
 	}
 }
 
-// Nothing leads out of networks that are all internal; one that is not, or has no record, is enough.
+// Nothing leads out of networks that are all internal. One that is not, or has no record, is
+// enough.
 func TestInternalNetworks(t *testing.T) {
 	n := open(t, nil)
 	for _, rec := range []Named{{Name: "in", Internal: true}, {Name: "in2", Internal: true}, {Name: "out"}, {Tenant: "1002", Name: "in"}} {

@@ -238,8 +238,8 @@ func (n *Networks) permitted(tenant string, p *policy.Policy) error {
 // Inherit returns the network of a sandbox that is made of a snapshot or of another sandbox. A
 // request that names a mode, a policy or a sandbox to share with inherits nothing. Of others, the
 // named networks, secrets and budget replace those of the origin. Secrets of the origin that its
-// policy can use no more, after a change, are left out: a request for both would be refused. Aliases
-// of the origin are its own, as its name is.
+// policy can use no more, after a change, are left out: a request for both would be refused.
+// Aliases of the origin are its own, as its name is.
 func Inherit(ask, from api.Network) api.Network {
 	if ask.Mode != "" || ask.Policy != "" || ask.Sandbox != "" {
 		return ask

@@ -198,8 +198,9 @@ func TestPeersAreFound(t *testing.T) {
 	}
 }
 
-// Aliases lead to a sandbox in the network that they are for. Its name comes before aliases of others,
-// and the oldest of these before the rest. Nothing is found by a network with dots or capitals.
+// Aliases lead to a sandbox in the network that they are for. Its name comes before aliases of
+// others, and the oldest of these before the rest. Nothing is found by a network with dots or
+// capitals.
 func TestAliases(t *testing.T) {
 	p := crowd()
 	aka := func(id, name string, aliases ...string) {
