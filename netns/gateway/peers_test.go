@@ -201,6 +201,25 @@ func TestNetworksAreJoinedLater(t *testing.T) {
 	}
 }
 
+// A name with an underscore that no peer has is asked of nothing else, whatever the policy allows.
+func TestUnderscoresAreOfPeersOnly(t *testing.T) {
+	w, _ := joined(t, "version: 1\nrules:\n- allow: ['*.front']\n")
+	for _, name := range []string{"other.front", "no_peer.front"} {
+		w.host(name, "93.184.215.14")
+	}
+	if code, addrs := w.resolve("other.front", dnsmessage.TypeA); code != dnsmessage.RCodeSuccess || len(addrs) != 1 {
+		t.Errorf("a name that the policy allows: %v, %v", code, addrs)
+	}
+	if code, addrs := w.resolve("no_peer.front", dnsmessage.TypeA); code != dnsmessage.RCodeNameError || len(addrs) != 0 {
+		t.Errorf("a name with an underscore: %v, %v", code, addrs)
+	}
+	for _, a := range w.asked {
+		if strings.Contains(a, "_") {
+			t.Errorf("the host's resolver was asked for %s", a)
+		}
+	}
+}
+
 // talk sends a text and reads it back.
 func talk(c *net.TCPConn, text string) error {
 	if _, err := io.WriteString(c, text); err != nil {
