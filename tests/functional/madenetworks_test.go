@@ -84,12 +84,14 @@ func TestMadeNetworks(t *testing.T) {
 	reach("created")
 	wantVisits(t, "in no network", late, "both:8000", "no such name")
 
-	// One joins while it runs: it finds, and is found. It keeps its way out.
-	cli("network", "connect", "--alias", "guest", "shop_default", "late")
+	// One joins while it runs: it finds, and is found, by the name that it has then. It keeps its way
+	// out.
+	cli("rename", "late", "later")
+	cli("network", "connect", "--alias", "guest", "shop_default", "later")
 	joined := func(when string) {
 		t.Helper()
 		wantVisits(t, when, late, "both:8000", "both", "both.shop_default:8000", "both", "the_db:8000", "no such name")
-		wantVisits(t, when, both, "guest:8000", "late")
+		wantVisits(t, when, both, "guest:8000", "late", "later:8000", "late", "late:8000", "no such name")
 	}
 	joined("joined")
 	if err := unix.Kill(gatewayOf(t, d), unix.SIGKILL); err != nil {
@@ -150,7 +152,7 @@ func TestMadeNetworks(t *testing.T) {
 		events = append(events, fmt.Sprintf("%s %s %s", event.Action, event.Object, event.Name))
 	}
 	want := []string{
-		"created shop_default ", "created inside ", "connected shop_default late", "connected shop_default the_db", "disconnected shop_default the_db",
+		"created shop_default ", "created inside ", "connected shop_default later", "connected shop_default the_db", "disconnected shop_default the_db",
 		"removed shop_default ", "removed inside ",
 	}
 	if !slices.Equal(events, want) {

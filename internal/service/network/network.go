@@ -472,7 +472,7 @@ func (n *Networks) SetNetwork(ctx context.Context, rec *runtime.Record, was api.
 	if over || g == nil {
 		return nil
 	}
-	n.peers.rejoin(id, &net) // before the gateway asks for others in them
+	n.peers.rejoin(id, rec.Name, &net) // before the gateway asks for others in them
 	var err error
 	joined := !slices.Equal(net.Join, was.Join)
 	if joined {
@@ -484,7 +484,7 @@ func (n *Networks) SetNetwork(ctx context.Context, rec *runtime.Record, was api.
 	if err == nil {
 		return nil
 	}
-	n.peers.rejoin(id, &was)
+	n.peers.rejoin(id, rec.Name, &was)
 	n.mu.Lock()
 	l.policy = before
 	n.mu.Unlock()

@@ -65,9 +65,10 @@ type peers struct {
 
 // A member is a running sandbox that is in named networks, or may join some.
 type member struct {
-	id, tenant, name string
+	id, tenant string
 
 	// These need peers.mu.
+	name     string
 	networks []string
 	aliases  map[string][]string // by network
 	addr     netip.Addr          // zero if it is in no network, or none was left
@@ -101,23 +102,24 @@ func (p *peers) enter(rec *runtime.Record) *member {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if m := p.members[rec.ID]; m != nil { // expected, with a record that may be older
-		p.put(m, &rec.Network)
+		p.put(m, rec.Name, &rec.Network)
 		return m
 	}
 	if p.members == nil {
 		p.members, p.named, p.at = make(map[string]*member), make(map[place][]*member), make(map[home]*member)
 	}
-	m := &member{id: rec.ID, tenant: rec.Tenant, name: rec.Name}
+	m := &member{id: rec.ID, tenant: rec.Tenant}
 	p.members[m.id] = m
-	p.put(m, &rec.Network)
+	p.put(m, rec.Name, &rec.Network)
 	return m
 }
 
 // put puts a member into the named networks that it is to be in, and out of all others. It keeps
-// its address, and its turn in those that it stays in. The caller holds mu.
-func (p *peers) put(m *member, net *api.Network) {
+// its address, and its turn in those that it stays in. Its name changes only while it is in none.
+// The caller holds mu.
+func (p *peers) put(m *member, name string, net *api.Network) {
 	before := m.places()
-	m.networks, m.aliases = net.Join, net.Aliases
+	m.name, m.networks, m.aliases = name, net.Join, net.Aliases
 	after := m.places()
 	for _, at := range before {
 		if !slices.Contains(after, at) {
@@ -146,11 +148,11 @@ func (p *peers) clear(at place, m *member) {
 }
 
 // rejoin puts a running sandbox into other named networks.
-func (p *peers) rejoin(id string, net *api.Network) {
+func (p *peers) rejoin(id, name string, net *api.Network) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if m := p.members[id]; m != nil {
-		p.put(m, net)
+		p.put(m, name, net)
 	}
 }
 

@@ -243,12 +243,16 @@ func TestAliases(t *testing.T) {
 	}
 	// A sandbox that joins later has the address of its name, and one that leaves is not found.
 	name, _ := policy.ParsePeerName("late")
-	p.rejoin("a", &api.Network{Join: []string{"back"}, Aliases: map[string][]string{"back": {"late"}}})
+	p.rejoin("a", "renamed", &api.Network{Join: []string{"back"}, Aliases: map[string][]string{"back": {"late"}}})
+	renamed, _ := policy.ParsePeerName("renamed")
+	if peer, err := p.find("w", renamed); err != nil || peer.Name != "renamed" {
+		t.Errorf("renamed before it joined: %+v, %v", peer, err)
+	}
 	peer, err := p.find("w", name)
 	if _, _, herr := p.having("a", p.members["w"].addr); err != nil || herr != nil || !peer.Addr.IsValid() {
 		t.Errorf("joined: %+v, %v, %v", peer, err, herr)
 	}
-	p.rejoin("a", &api.Network{})
+	p.rejoin("a", "renamed", &api.Network{})
 	_, err = p.find("w", name)
 	if _, _, herr := p.having("w", peer.Addr); !errors.Is(err, gateway.ErrNoPeer) || !errors.Is(herr, gateway.ErrNoPeer) {
 		t.Errorf("left: %v, %v", err, herr)
