@@ -15,6 +15,7 @@ const (
 	EventSnapshot EventType = "snapshot"
 	EventSecret   EventType = "secret"
 	EventVolume   EventType = "volume"
+	EventNetwork  EventType = "network" // a named network
 )
 
 // EventAction names a change of an object.
@@ -22,7 +23,7 @@ type EventAction string
 
 // Actions of events. The comments name the types that have them.
 const (
-	ActionCreated    EventAction = "created"       // sandbox: it runs, or is stopped if it was created so; snapshot: it was taken; volume
+	ActionCreated    EventAction = "created"       // sandbox: it runs, or is stopped if it was created so; snapshot: it was taken; volume, network
 	ActionStarted    EventAction = "started"       // sandbox: again; exec
 	ActionPaused     EventAction = "paused"        // sandbox
 	ActionResumed    EventAction = "resumed"       // sandbox
@@ -40,10 +41,13 @@ const (
 	ActionImported   EventAction = "imported"      // image, snapshot, volume
 	ActionTagged     EventAction = "tagged"        // image: From is the other name
 	ActionCommitted  EventAction = "committed"     // image: made of a sandbox
-	ActionRemoved    EventAction = "removed"       // image, snapshot, secret, volume
+	ActionRemoved    EventAction = "removed"       // image, snapshot, secret, volume, network
 	ActionBuilt      EventAction = "built"         // build: Object is the image's digest
 	ActionFailed     EventAction = "failed"        // build
 	ActionSet        EventAction = "set"           // secret
+
+	ActionConnected    EventAction = "connected"    // network: Sandbox was put into it after its creation
+	ActionDisconnected EventAction = "disconnected" // network: Sandbox was taken out of it
 )
 
 // Event is one change of an object: a line of the answer to GET /v1/events.
@@ -54,10 +58,10 @@ type Event struct {
 	Type   EventType   `json:"type,omitempty"`
 	Action EventAction `json:"action,omitempty"`
 	// Object is the ID of a sandbox, exec or snapshot, the reference or digest of an image, the name
-	// of a secret or volume, or where a port is published.
+	// of a secret, volume or network, or where a port is published.
 	Object   string            `json:"object,omitempty"`
 	Name     string            `json:"name,omitempty"`     // of a sandbox or snapshot
-	Sandbox  string            `json:"sandbox,omitempty"`  // ID of the sandbox of an exec, port, snapshot or committed image
+	Sandbox  string            `json:"sandbox,omitempty"`  // ID of the sandbox of an exec, port, snapshot, committed image or connection
 	Image    string            `json:"image,omitempty"`    // reference of a sandbox's image
 	Snapshot string            `json:"snapshot,omitempty"` // ID of the one that a sandbox was created from or rolled back to
 	State    SandboxState      `json:"state,omitempty"`    // of a sandbox, after the change
@@ -68,7 +72,7 @@ type Event struct {
 	From     string            `json:"from,omitempty"`     // name before a renaming; source of a tag
 	Forks    []string          `json:"forks,omitempty"`    // IDs
 	Port     *PortMapping      `json:"port,omitempty"`
-	Labels   map[string]string `json:"labels,omitempty"` // of a sandbox, snapshot or volume
+	Labels   map[string]string `json:"labels,omitempty"` // of a sandbox, snapshot, volume or network
 	// Lost is the number of events before this one that are not kept, or that a slow client missed; 1
 	// if the number is unknown. A line with Lost has nothing else.
 	Lost uint64 `json:"lost,omitempty"`

@@ -94,9 +94,15 @@ type Network struct {
 	Sandbox string `json:"sandbox,omitempty"`
 	// Join names at most 8 networks of the tenant, with any mode but sandbox. The sandboxes in a
 	// network reach each other by name: NAME, NAME.NETWORK or NAME.NETWORK.internal. A network exists
-	// while a sandbox names it. A name has up to 63 lower-case letters, digits and inner hyphens, not
-	// digits alone, and is not com, org or a domain of a country. It cannot be changed later.
+	// when it was made, and while a sandbox names it; see [NamedNetwork] for names. Later changes are
+	// requests to connect and disconnect. In networks that are all internal, a sandbox reaches the
+	// others alone, whatever its mode.
 	Join []string `json:"join,omitempty"`
+	// Aliases are names by which the others in a network of Join, the key, find the sandbox, too; at
+	// most 16 in each. An alias has up to 63 letters, digits, inner hyphens and underscores. Forks and
+	// sandboxes of snapshots do not inherit it. Of several sandboxes with an alias, the one that joined
+	// first has it, and a sandbox of that name comes before all.
+	Aliases map[string][]string `json:"aliases,omitempty"`
 }
 
 // HasGateway reports whether a sandbox with this network has a gateway of its own, at which the
@@ -346,7 +352,8 @@ type UpdateSandbox struct {
 	// IdleTimeout is as in [CreateSandbox]; 0 keeps the current one.
 	IdleTimeout float64 `json:"idle_timeout,omitempty"`
 	// Network replaces mode and policy of a sandbox that has a network, whose budget stays.
-	// Connections that the new policy refuses are reset. One without a network cannot be given one.
+	// Connections that the new policy refuses are reset. A running one without a network cannot be
+	// given one. Of a sandbox that does not run, the network is all that can be changed.
 	Network *Network `json:"network,omitempty"`
 }
 

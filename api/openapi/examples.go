@@ -30,6 +30,11 @@ var (
 	cache = api.Volume{
 		Name: "cache", Labels: map[string]string{"app": "shop"}, CreatedAt: at, Size: 1 << 30, Inodes: 131072, Sandboxes: []api.SandboxRef{},
 	}
+	back = api.NamedNetwork{
+		Name: "back", Labels: map[string]string{"app": "shop"}, CreatedAt: at, Sandboxes: []api.NetworkMember{
+			{ID: running.ID, Name: "work", State: api.StateRunning, Address: "198.18.37.4", Aliases: []string{"db"}},
+		},
+	}
 	github = api.Secret{
 		Name: "github", Kind: api.SecretBearer, Host: "api.github.com", Port: 443, Methods: []string{"GET"}, Paths: []string{"/repos/*"}, Variable: "GITHUB_TOKEN",
 		CreatedAt: at, ChangedAt: at,
@@ -84,6 +89,13 @@ func countedCache() api.Volume {
 	v := cache
 	v.Usage = &api.VolumeUsage{Bytes: 10240, Inodes: 3}
 	return v
+}
+
+// emptyBack is the network before a sandbox is in it.
+func emptyBack() api.NamedNetwork {
+	n := back
+	n.Sandboxes = []api.NetworkMember{}
+	return n
 }
 
 // preparedExec is an exec before its start.

@@ -51,7 +51,7 @@ type Answer struct {
 }
 
 // Names are the values of path parameters in examples.
-var Names = map[string]string{"id": "work", "exec": "main", "snapshot": "base", "profile": "hardened", "run": "run-1", "port": "8000", "secret": "github", "volume": "cache"}
+var Names = map[string]string{"id": "work", "exec": "main", "snapshot": "base", "profile": "hardened", "run": "run-1", "port": "8000", "secret": "github", "volume": "cache", "network": "back"}
 
 // parameters describes path parameters.
 var parameters = map[string]string{
@@ -59,6 +59,7 @@ var parameters = map[string]string{
 	"exec":     "Id of an exec, or `main` for the sandbox's main process.",
 	"snapshot": "Id or name of a snapshot.",
 	"volume":   "Name of a volume.",
+	"network":  "Name of a named network.",
 	"profile":  "Name of a profile.",
 	"run":      "Id of a hosted agent run.",
 	"port":     "Number of a TCP port.",

@@ -525,10 +525,39 @@ var Operations = []Operation{
 
 	{
 		ID: "listNetworks", Method: "GET", Path: "/v1/networks", Tag: "Networks", Summary: "List named networks",
-		Detail: "Those of the caller that a sandbox names in `network.join`, by name, with the sandboxes in them and their addresses.",
-		Answers: []Answer{ok(api.NetworkList{Networks: []api.NamedNetwork{{Name: "back", Sandboxes: []api.NetworkMember{
-			{ID: running.ID, Name: "work", State: api.StateRunning, Address: "198.18.37.4"},
-		}}}})},
+		Detail: "Those of the caller that were made, or that a sandbox names in `network.join`, by name, with the sandboxes in them and their addresses.",
+		Query: []Parameter{
+			{Name: "label", Type: "string", Repeated: true, Detail: "`KEY=VALUE` that a network must have.", Example: "app=shop"},
+		},
+		Answers: []Answer{ok(api.NetworkList{Networks: []api.NamedNetwork{back}})},
+	},
+	{
+		ID: "createNetwork", Method: "POST", Path: "/v1/networks", Tag: "Networks", Summary: "Make a named network",
+		Detail: "It stays while no sandbox is in it. One that was made before is `exists`. A sandbox that names a network which does not exist makes it for as long as it names it. A caller has at most 256.",
+		Body:   jsonBody(api.CreateNetwork{Name: "back", Labels: map[string]string{"app": "shop"}}), Answers: []Answer{created(emptyBack())},
+	},
+	{
+		ID: "pruneNetworks", Method: "POST", Path: "/v1/networks/prune", Tag: "Networks", Summary: "Delete unused networks",
+		Detail: "Takes named networks that no sandbox is in.",
+		Body:   optionalBody(api.PruneNetworks{}), Answers: []Answer{ok(api.NetworksRemoved{Removed: []string{"back"}})},
+	},
+	{
+		ID: "network", Method: "GET", Path: "/v1/networks/{network}", Tag: "Networks", Summary: "Read a named network",
+		Answers: []Answer{ok(back)},
+	},
+	{
+		ID: "deleteNetwork", Method: "DELETE", Path: "/v1/networks/{network}", Tag: "Networks", Summary: "Delete a named network",
+		Detail: "One that a sandbox is in, running or not, is a `conflict` that names the sandboxes.", Answers: []Answer{noContent},
+	},
+	{
+		ID: "connectNetwork", Method: "POST", Path: "/v1/networks/{network}/connect", Tag: "Networks", Summary: "Put a sandbox into a named network",
+		Detail: "The sandbox does not run, or has a network: one that runs without is a `conflict`. In a network that it is in, its aliases are replaced.",
+		Body:   jsonBody(api.ConnectNetwork{Sandbox: "work", Aliases: []string{"db"}}), Answers: []Answer{noContent},
+	},
+	{
+		ID: "disconnectNetwork", Method: "POST", Path: "/v1/networks/{network}/disconnect", Tag: "Networks", Summary: "Take a sandbox out of a named network",
+		Detail: "A sandbox that runs is a `conflict`: connections of others to it would go on.",
+		Body:   jsonBody(api.DisconnectNetwork{Sandbox: "work"}), Answers: []Answer{noContent},
 	},
 
 	{

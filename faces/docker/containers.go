@@ -154,41 +154,6 @@ type inspect struct {
 	NetworkSettings *networkSettings
 }
 
-func networksOf(sb *api.Sandbox, address netip.Addr) map[string]*network.EndpointSettings {
-	out := make(map[string]*network.EndpointSettings)
-	names := slices.Clone(sb.Network.Join)
-	switch sb.Network.Mode {
-	case api.NetworkSandbox:
-		return out
-	case api.NetworkNone, "":
-		if len(names) == 0 {
-			names = []string{defaultNetwork(sb)}
-		}
-	case api.NetworkFull, api.NetworkEgress:
-		if len(names) == 0 {
-			names = []string{"bridge"}
-		}
-	}
-	for _, name := range names {
-		out[name] = &network.EndpointSettings{NetworkID: networkID(name), DNSNames: []string{sb.Name}}
-		if address.IsValid() {
-			out[name].IPAddress, out[name].IPPrefixLen = address, 15
-		}
-		if sb.State == api.StateRunning {
-			out[name].EndpointID = networkID(name + sb.ID)
-		}
-	}
-	return out
-}
-
-// defaultNetwork is the name of the network of a container without any, as its request had it.
-func defaultNetwork(sb *api.Sandbox) string {
-	if req := requestOf(sb); req.HostConfig.NetworkMode == "none" || req.NetworkDisabled {
-		return "none"
-	}
-	return "bridge"
-}
-
 func portMap(sb *api.Sandbox, req *container.CreateRequest) map[string][]portBinding {
 	out := make(map[string][]portBinding)
 	for p := range req.ExposedPorts {
@@ -560,7 +525,10 @@ func (c *call) postStart() error {
 }
 
 func (f *Face) start(ctx context.Context, sb *api.Sandbox) error {
-	_, err := f.api.StartSandbox(ctx, sb.ID, api.StartSandbox{})
+	err := f.checkNetworks(ctx, sb)
+	if err == nil {
+		_, err = f.api.StartSandbox(ctx, sb.ID, api.StartSandbox{})
+	}
 	if errors.Is(err, &api.Problem{Code: api.CodeConflict}) {
 		if now, gerr := f.api.GetSandbox(ctx, sb.ID); gerr == nil && now.State == api.StateRunning {
 			return nil // another request, or its policy

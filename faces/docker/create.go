@@ -165,6 +165,7 @@ func (c *call) postCreate() error {
 	if sb.Name != "" && !validName(sb.Name) {
 		return badf("Invalid container name (%s), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed, and at most 63 characters", clip(sb.Name))
 	}
+	warnings = append(warnings, nameWarnings(&sb)...)
 	if err := c.f.makeLabelled(c.ctx(), req.HostConfig); err != nil {
 		return err
 	}
@@ -504,54 +505,6 @@ func parseSize(s string) (int64, error) {
 		err = errors.New("not a size")
 	}
 	return n, err
-}
-
-// networkOf translates networks and ports.
-func (f *Face) networkOf(ctx context.Context, sb *api.CreateSandbox, req *container.CreateRequest) error {
-	mode := string(req.HostConfig.NetworkMode)
-	var join []string
-	add := func(name string) {
-		if name != "" && name != "default" && name != "bridge" && !slices.Contains(join, name) {
-			join = append(join, name)
-		}
-	}
-	if req.NetworkingConfig != nil {
-		for name := range req.NetworkingConfig.EndpointsConfig {
-			if name == "host" {
-				return refuse("NetworkMode", name)
-			}
-			if name != "none" {
-				add(name)
-			}
-		}
-		slices.Sort(join)
-	}
-	switch {
-	case mode == "host":
-		return refuse("NetworkMode", mode)
-	case mode == "none", req.NetworkDisabled:
-		sb.Network.Mode = api.NetworkNone
-		return nil
-	case strings.HasPrefix(mode, "container:"):
-		other, err := f.find(ctx, strings.TrimPrefix(mode, "container:"))
-		if err != nil {
-			return err
-		}
-		sb.Network = api.Network{Mode: api.NetworkSandbox, Sandbox: other.ID}
-		return nil
-	}
-	add(mode)
-	sb.Network = f.opts.Network
-	sb.Network.Join = join
-	ports, err := portsOf(req.HostConfig.PortBindings)
-	if err != nil {
-		return err
-	}
-	sb.Ports = ports
-	if len(ports) > 0 && !sb.Network.HasGateway() {
-		sb.Network.Join = []string{"bridge"} // a network without a way out, whose ports can be published
-	}
-	return nil
 }
 
 func portsOf(bindings network.PortMap) ([]api.PortMapping, error) {

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	goruntime "runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -159,9 +158,10 @@ var eventNames = map[api.EventType]map[api.EventAction][]string{
 		api.ActionCreated: {"create"}, api.ActionStarted: {"start"}, api.ActionPaused: {"pause"}, api.ActionResumed: {"unpause"},
 		api.ActionUpdated: {"update"}, api.ActionRenamed: {"rename"}, api.ActionStopped: {"die"}, api.ActionDeleted: {"destroy"}, api.ActionHealth: {"health_status"},
 	},
-	api.EventVolume: {api.ActionCreated: {"create"}, api.ActionRemoved: {"destroy"}},
-	api.EventExec:   {api.ActionStarted: {"exec_start"}, api.ActionEnded: {"exec_die"}},
-	api.EventImage:  {api.ActionPulled: {"pull"}, api.ActionPushed: {"push"}, api.ActionImported: {"load"}, api.ActionTagged: {"tag"}, api.ActionRemoved: {"untag"}},
+	api.EventVolume:  {api.ActionCreated: {"create"}, api.ActionRemoved: {"destroy"}},
+	api.EventNetwork: {api.ActionCreated: {"create"}, api.ActionRemoved: {"destroy"}, api.ActionConnected: {"connect"}, api.ActionDisconnected: {"disconnect"}},
+	api.EventExec:    {api.ActionStarted: {"exec_start"}, api.ActionEnded: {"exec_die"}},
+	api.EventImage:   {api.ActionPulled: {"pull"}, api.ActionPushed: {"push"}, api.ActionImported: {"load"}, api.ActionTagged: {"tag"}, api.ActionRemoved: {"untag"}},
 }
 
 func (c *call) getEvents() error {
@@ -169,7 +169,7 @@ func (c *call) getEvents() error {
 	if err != nil {
 		return err
 	}
-	opts := client.EventOptions{Follow: true, Filters: []string{"type=sandbox", "type=exec", "type=image", "type=volume"}}
+	opts := client.EventOptions{Follow: true, Filters: []string{"type=sandbox", "type=exec", "type=image", "type=volume", "type=network"}}
 	none := 0
 	opts.Last = &none
 	if s := c.q.Get("since"); s != "" {
@@ -220,6 +220,12 @@ func (c *call) sendEvent(want filters, e *api.Event, action string) error {
 	case api.EventVolume:
 		typ, id = "volume", e.Object
 		attributes = map[string]string{"driver": localDriver}
+	case api.EventNetwork:
+		typ, id = "network", networkID(e.Object)
+		attributes = map[string]string{"name": e.Object, "type": "bridge"}
+		if e.Sandbox != "" {
+			attributes["container"] = containerID(e.Sandbox)
+		}
 	case api.EventSandbox, api.EventPort, api.EventBuild, api.EventSnapshot, api.EventSecret:
 		if e.Action == api.ActionHealth {
 			action += ": " + string(e.Health)
@@ -242,8 +248,9 @@ func (c *call) sendEvent(want filters, e *api.Event, action string) error {
 			return typ == "container" && (strings.HasPrefix(id, w) || strings.TrimPrefix(w, "/") == e.Name)
 		}) ||
 		!want.has("volume", func(w string) bool { return typ == "volume" && w == id }) ||
+		!want.has("network", func(w string) bool { return typ == "network" && (w == e.Object || strings.HasPrefix(id, w)) }) ||
 		!want.has("image", func(w string) bool {
-			return typ != "volume" && normalize(w) == normalize(cmp.Or(attributes["image"], attributes["name"]))
+			return typ != "volume" && typ != "network" && normalize(w) == normalize(cmp.Or(attributes["image"], attributes["name"]))
 		}) ||
 		!want.labels(attributes) {
 		return nil
@@ -361,86 +368,6 @@ func (f *Face) stats(ctx context.Context, sb *api.Sandbox) (container.StatsRespo
 	return out, nil
 }
 
-// networkID returns the ID of a network, which has nothing but its name.
-func networkID(name string) string {
-	sum := sha256.Sum256([]byte("network " + name))
-	return hex.EncodeToString(sum[:])
-}
-
-// networkDoc describes a network.
-func (f *Face) networkDoc(name, driver string, members []api.NetworkMember) map[string]any {
-	containers := map[string]any{}
-	for i := range members {
-		m := &members[i]
-		if m.State != api.StateRunning {
-			continue
-		}
-		address := ""
-		if m.Address != "" {
-			address = m.Address + "/15"
-		}
-		containers[containerID(m.ID)] = map[string]string{"Name": m.Name, "EndpointID": networkID(name + m.ID), "MacAddress": "", "IPv4Address": address, "IPv6Address": ""}
-	}
-	return map[string]any{
-		"Name": name, "Id": networkID(name), "Created": timeText(time.Time{}), "Scope": "local", "Driver": driver, "EnableIPv4": true, "EnableIPv6": false,
-		"IPAM": map[string]any{"Driver": "default", "Options": nil, "Config": []any{}}, "Internal": f.opts.Network.Mode == api.NetworkNone || f.opts.Network.Mode == "", "Attachable": false, "Ingress": false,
-		"ConfigFrom": map[string]string{"Network": ""}, "ConfigOnly": false, "Containers": containers, "Options": map[string]string{}, "Labels": map[string]string{},
-	}
-}
-
-func (f *Face) networks(ctx context.Context) ([]map[string]any, error) {
-	all, err := f.api.NamedNetworks(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var bridge []api.NetworkMember
-	out := []map[string]any{}
-	for i := range all {
-		if all[i].Name == "bridge" {
-			bridge = all[i].Sandboxes
-			continue
-		}
-		out = append(out, f.networkDoc(all[i].Name, "bridge", all[i].Sandboxes))
-	}
-	return append([]map[string]any{f.networkDoc("bridge", "bridge", bridge), f.networkDoc("none", "null", nil)}, out...), nil
-}
-
-func (c *call) getNetworks() error {
-	want, err := c.filters("dangling", "driver", "id", "label", "label!", "name", "scope", "type")
-	if err != nil {
-		return err
-	}
-	all, err := c.f.networks(c.ctx())
-	if err != nil {
-		return err
-	}
-	all = slices.DeleteFunc(all, func(n map[string]any) bool {
-		name, _ := n["Name"].(string)
-		id, _ := n["Id"].(string)
-		driver, _ := n["Driver"].(string)
-		builtin := name == "bridge" || name == "none"
-		return !want.has("name", func(w string) bool { return strings.Contains(name, w) }) || !want.has("id", func(w string) bool { return strings.HasPrefix(id, w) }) ||
-			!want.has("driver", func(w string) bool { return w == driver }) || !want.has("scope", func(w string) bool { return w == "local" }) || !want.labels(nil) ||
-			!want.has("type", func(w string) bool { return w == "builtin" && builtin || w == "custom" && !builtin }) ||
-			!want.has("dangling", func(w string) bool { return !truth(w) })
-	})
-	return c.json(http.StatusOK, all)
-}
-
-func (c *call) getNetwork() error {
-	all, err := c.f.networks(c.ctx())
-	if err != nil {
-		return err
-	}
-	for _, n := range all {
-		id, _ := n["Id"].(string)
-		if n["Name"] == c.args[0] || isHex(c.args[0]) && strings.HasPrefix(id, c.args[0]) {
-			return c.json(http.StatusOK, n)
-		}
-	}
-	return statusf(http.StatusNotFound, "network %s not found", clip(c.args[0]))
-}
-
 func refusal(status int, message string) func(*call) error {
 	return func(*call) error { return statusf(status, "%s", message) }
 }
@@ -450,11 +377,10 @@ func document(v any) func(*call) error {
 }
 
 const (
-	noSwarm    = "This node is not a swarm manager. Use \"docker swarm init\" or \"docker swarm join\" to connect this node to swarm and try again."
-	noSwarms   = "there are no swarms: containers run on this host"
-	noPlugins  = "there are no plugins"
-	noNetworks = "networks are not made by themselves yet: one exists while a container is in it (--network NAME)"
-	noSearch   = "registries are not searched: pull an image by its name"
+	noSwarm   = "This node is not a swarm manager. Use \"docker swarm init\" or \"docker swarm join\" to connect this node to swarm and try again."
+	noSwarms  = "there are no swarms: containers run on this host"
+	noPlugins = "there are no plugins"
+	noSearch  = "registries are not searched: pull an image by its name"
 )
 
 // routes is the table of all requests.
@@ -518,12 +444,12 @@ func routes() []route {
 		r("POST", "/grpc", refusal(http.StatusNotFound, "page not found")),
 
 		r("GET", "/networks", (*call).getNetworks),
-		r("POST", "/networks/create", refusal(http.StatusNotImplemented, noNetworks)),
-		r("POST", "/networks/prune", document(map[string]any{"NetworksDeleted": []string{}})),
+		r("POST", "/networks/create", (*call).postNetwork),
+		r("POST", "/networks/prune", (*call).postNetworksPrune),
 		r("GET", "/networks/{id}", (*call).getNetwork),
-		r("DELETE", "/networks/{id}", refusal(http.StatusNotImplemented, noNetworks)),
-		r("POST", "/networks/{id}/connect", refusal(http.StatusNotImplemented, noNetworks)),
-		r("POST", "/networks/{id}/disconnect", refusal(http.StatusNotImplemented, noNetworks)),
+		r("DELETE", "/networks/{id}", (*call).deleteNetwork),
+		r("POST", "/networks/{id}/connect", (*call).postConnect),
+		r("POST", "/networks/{id}/disconnect", (*call).postDisconnect),
 
 		r("GET", "/volumes", (*call).getVolumes),
 		r("POST", "/volumes/create", (*call).postVolume),

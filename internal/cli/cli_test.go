@@ -54,6 +54,11 @@ func sentVolume(want string) func(*cmdtest.Daemon) string {
 	return func(f *cmdtest.Daemon) string { return cmp.Diff([]string{want}, f.Volumes) }
 }
 
+// sentNetwork checks the one request that has changed a named network.
+func sentNetwork(want string) func(*cmdtest.Daemon) string {
+	return func(f *cmdtest.Daemon) string { return cmp.Diff([]string{want}, f.Networks) }
+}
+
 // TestCommands drives the command line against the fake daemon. A nil check accepts anything.
 func TestCommands(t *testing.T) {
 	is := func(want string) func(string) bool { return func(s string) bool { return s == want } }
@@ -209,8 +214,23 @@ func TestCommands(t *testing.T) {
 		{name: "secret set with a token for nothing", args: "secret set a --host h --session-token-file x", stdin: "value", stderr: has("for --aws"), code: 2, check: nothingAsked},
 		{name: "secret set from a missing file", args: "secret set a --host h --file /nowhere/value", stderr: has("read the secret: open /nowhere/value"), code: 1, check: nothingAsked},
 		{name: "secret set of too much", args: "secret set a --host h", stdin: strings.Repeat("x", maxSecret+1), stderr: has("larger"), code: 1, check: nothingAsked},
-		{name: "network ls", args: "network ls", stderr: none, stdout: is("NETWORK   SANDBOX   STATE     ADDRESS\nback      db        running   198.18.37.4\nback      app\\x1b   stopped   -\nfront     db        running   198.18.37.4\n")},
+		{name: "network ls", args: "network ls", stderr: none, stdout: is("NETWORK   SANDBOX   STATE     ADDRESS\nback      db        running   198.18.37.4\nback      app\\x1b   stopped   -\nempty     -         -         -\nfront     db        running   198.18.37.4\n")},
 		{name: "network ls --json", args: "network ls --json", stdout: has(`"name": "back"`, `"address": "198.18.37.4"`)},
+		{name: "network ls -q --filter", args: "network ls -q --filter label=app=shop --filter dangling=true --filter driver=bridge", stdout: is("empty\n")},
+		{name: "network ls of a sandbox", args: "network ls --filter sandbox=db --filter name=ack --format {{.Name}}", stdout: is("back\n")},
+		{name: "network ls of an unknown key", args: "network ls --filter scope=local", code: 2, stderr: has("dangling, driver, label, name, sandbox")},
+		{name: "network create", args: "network create -l a=b --internal x", stdout: is("made\n"), check: sentNetwork(`POST /v1/networks {"name":"x","labels":{"a":"b"},"internal":true}`)},
+		{name: "network inspect", args: "network inspect -f {{.Name}}:{{.Internal}} empty", stdout: is("empty:true\n")},
+		{name: "network rm", args: "network rm nothing back gone", code: 1, stdout: is("gone\n"), stderr: has("no such network", "db (sb1) is in it")},
+		{name: "network rm -f", args: "network rm -f nothing", stderr: none},
+		{name: "network prune", args: "network prune --filter label=a=b", stdout: is("empty\n1 networks\n"), check: sentNetwork(`POST /v1/networks/prune {"labels":{"a":"b"}}`)},
+		{name: "network prune of an unknown key", args: "network prune --filter until=1h", code: 2, stderr: has("label=KEY=VALUE")},
+		{name: "network connect", args: "network connect --alias sql --alias data back db", stdout: none, check: sentNetwork(`POST /v1/networks/back/connect {"sandbox":"db","aliases":["sql","data"]}`)},
+		{name: "network disconnect", args: "network disconnect back db", stdout: none, check: sentNetwork(`POST /v1/networks/back/disconnect {"sandbox":"db"}`)},
+		{name: "aliases", args: "create --network net:back --network net:front --network-alias sql", check: func(f *cmdtest.Daemon) string {
+			return cmp.Diff(map[string][]string{"back": {"sql"}, "front": {"sql"}}, f.Creates[0].Network.Aliases)
+		}},
+		{name: "aliases of no network", args: "create --network full --network-alias sql", stderr: has("--network net:NAME"), code: 2, check: nothingAsked},
 		{name: "secret ls", args: "secret ls", stderr: none, stdout: func(s string) bool {
 			rows := strings.Split(s, "\n")
 			return len(rows) == 4 && strings.Join(strings.Fields(rows[1])[:6], " ") == "github bearer api.github.com:443 all /repos/* GITHUB_TOKEN" &&
@@ -328,7 +348,7 @@ func TestCommands(t *testing.T) {
 		{name: "inspect of an exec", args: "inspect --type exec -f {{.PID}} sb1/x1", setup: oneSandbox, stdout: is("7\n")},
 		{name: "inspect of an exec by its id", args: "inspect --type exec -f {{.Sandbox}} x1", setup: oneSandbox, stdout: is("sb1\n")},
 		{name: "inspect of some", args: "inspect --type sandbox sb1 nope", setup: oneSandbox, stdout: has(`"sb1"`), stderr: has("nope"), code: 1},
-		{name: "inspect of another type", args: "inspect --type network x", stderr: has("none of sandbox, image"), code: 2, check: nothingAsked},
+		{name: "inspect of another type", args: "inspect --type net x", stderr: has("none of sandbox, image"), code: 2, check: nothingAsked},
 		{name: "ps of nothing", args: "ps -q", stdout: none, stderr: none},
 		{name: "ps --label", args: "ps -q --label k=other", setup: oneSandbox, stdout: none},
 		{name: "ps with half a label", args: "ps --label k", stderr: has("is not key=value"), code: 2},

@@ -27,6 +27,7 @@ var argKinds = map[string]candidates{
 	"IMAGE":     imageNames,
 	"REFERENCE": imageNames,
 	"VOLUME":    volumeNames,
+	"NETWORK":   namedNetworks,
 }
 
 // argExceptions are the arguments whose word in the usage line does not say what they are, by the
@@ -237,9 +238,18 @@ func networkNames(ctx context.Context, c *client.Client, _ string) ([]cobra.Comp
 	return out, nil
 }
 
+// namedNetworks offers named networks.
+func namedNetworks(ctx context.Context, c *client.Client, _ string) (out []cobra.Completion, err error) {
+	all, err := c.NamedNetworks(ctx)
+	for _, n := range all {
+		out = append(out, described(n.Name, "named network"))
+	}
+	return out, err
+}
+
 // anyNames offers what inspect takes.
 func anyNames(ctx context.Context, c *client.Client, word string) (out []cobra.Completion, err error) {
-	for _, kind := range []candidates{sandboxNames, snapshotNames, imageNames, volumeNames} {
+	for _, kind := range []candidates{sandboxNames, snapshotNames, imageNames, volumeNames, namedNetworks} {
 		some, kerr := kind(ctx, c, word)
 		out = append(out, some...)
 		if err = kerr; err != nil {

@@ -33,8 +33,9 @@ func newEvents(d deps) *cobra.Command {
 		Use:   "events",
 		Short: "Print what happens to sandboxes, images and the rest",
 		Long: `Print each change of your sandboxes, execs, published ports, images, builds, snapshots,
-secrets and volumes when it happens, until Ctrl-C. --since and --tail begin with events of
-the past; about the last 8 MiB are kept, across restarts of the daemon.
+secrets, volumes and named networks when it happens, until Ctrl-C. --since and --tail
+begin with events of the past; about the last 8 MiB are kept, across restarts of the
+daemon.
 
 Filters are KEY=VALUE with the key type, action, object, name, sandbox, image or
 label. Several of one key select events with any of the values, filters of different

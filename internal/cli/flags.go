@@ -28,7 +28,7 @@ func (p *processFlags) addFlags(f *pflag.FlagSet) {
 }
 
 // aliases are Docker's names of flags that have others here.
-var aliases = map[string]string{"workdir": "cwd", "cpuset-cpus": "cpuset", "pids-limit": "pids", "net": "network"}
+var aliases = map[string]string{"workdir": "cwd", "cpuset-cpus": "cpuset", "pids-limit": "pids", "net": "network", "net-alias": "network-alias"}
 
 func normalize(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	return pflag.NormalizedName(cmp.Or(aliases[name], name))
@@ -148,6 +148,7 @@ type sandboxFlags struct {
 	labels   []string
 	profile  string
 	network  cmdline.Network
+	aliases  []string
 	egress   cmdline.Size
 	publish  []string
 	secrets  []string
@@ -170,6 +171,7 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.profile, "profile", "", "security `profile` (default \"default\")")
 	s.egress.Least = 1
 	f.Var(&s.network, "network", cmdline.NetworkUsage)
+	f.StringArrayVar(&s.aliases, "network-alias", nil, "`name` by which the others in its named networks find it, too; repeatable")
 	f.StringArrayVar(&s.secrets, "secret", nil, "`name` of a secret that the gateway puts into requests (sandboxd secret ls); repeatable")
 	f.StringArrayVarP(&s.publish, "publish", "p", nil, "publish a port of the sandbox: `[[ADDRESS:]HOSTPORT:]PORT[/udp]`, by default at 127.0.0.1, or unix:NAME:PORT; repeatable")
 	f.Var(&s.egress, "max-egress", "maximum bytes that leave over the network, such as 100m")
@@ -203,6 +205,9 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 	}
 	if len(req.Ports) > 0 && req.Network.Mode == api.NetworkNone && len(req.Network.Join) == 0 {
 		return req, cmdline.Usagef("--publish: a sandbox without a network has no ports; give it one with --network full or --network egress:POLICY")
+	}
+	if err := withAliases(&req.Network, s.aliases); err != nil {
+		return req, err
 	}
 	req.Network.Secrets = s.secrets
 	if changed("nofile") && s.nofile < 1 {

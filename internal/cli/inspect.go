@@ -26,9 +26,10 @@ func newInspect(d deps) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect [flags] NAME...",
 		Short: "Print all that is known of objects",
-		Long: `Print all that the daemon knows of sandboxes, images, snapshots, volumes, secrets
-(without their values), profiles and execs, by id or name, as one JSON list. A name
-that several kinds of objects have is the first of them, in this order; --type chooses.
+		Long: `Print all that the daemon knows of sandboxes, images, snapshots, volumes, networks,
+secrets (without their values), profiles and execs, by id or name, as one JSON list. A
+name that several kinds of objects have is the first of them, in this order; --type
+chooses.
 An exec is named by its id, or SANDBOX/main for the main process of a sandbox.`,
 		Example: `  sandboxd inspect work
   sandboxd inspect --format '{{.State}} {{json .Network}}' work
@@ -42,7 +43,7 @@ An exec is named by its id, or SANDBOX/main for the main process of a sandbox.`,
 }
 
 func (o *inspectOptions) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&o.kind, "type", "", "`kind` of object: sandbox, image, snapshot, volume, secret, profile or exec")
+	f.StringVar(&o.kind, "type", "", "`kind` of object: sandbox, image, snapshot, volume, network, secret, profile or exec")
 	f.StringVarP(&o.format, "format", "f", "", formatUsage)
 	f.BoolVar(&o.json, "json", false, "print the objects as a JSON list, as without --format")
 }
@@ -56,6 +57,7 @@ var inspectors = []struct {
 	{"image", func(ctx context.Context, c *client.Client, ref string) (any, error) { return c.Image(ctx, ref) }},
 	{"snapshot", func(ctx context.Context, c *client.Client, ref string) (any, error) { return c.Snapshot(ctx, ref) }},
 	{"volume", func(ctx context.Context, c *client.Client, ref string) (any, error) { return c.Volume(ctx, ref) }},
+	{"network", func(ctx context.Context, c *client.Client, ref string) (any, error) { return c.NamedNetwork(ctx, ref) }},
 	{"secret", inspectSecret},
 	{"profile", func(ctx context.Context, c *client.Client, ref string) (any, error) { return c.Profile(ctx, ref) }},
 	{"exec", inspectExec},
@@ -156,5 +158,5 @@ func inspect(ctx context.Context, c *client.Client, ref, kind string) (any, erro
 			return nil, err
 		}
 	}
-	return nil, &api.Problem{Code: api.CodeNotFound, Detail: fmt.Sprintf("%q: there is no object of this id or name", ref), Hint: "sandboxd ps, images, snapshots, volume ls, secret ls and execs list what there is"}
+	return nil, &api.Problem{Code: api.CodeNotFound, Detail: fmt.Sprintf("%q: there is no object of this id or name", ref), Hint: "sandboxd ps, images, snapshots, volume ls, network ls, secret ls and execs list what there is"}
 }

@@ -166,12 +166,8 @@ func (p *process) replied(r *reply, files []*os.File) error {
 	return p.asker.deliver(got)
 }
 
-// peers returns the functions by which a network asks about the sandboxes in its named networks;
-// nil if it is in none.
+// peers returns the functions by which a network asks about the sandboxes in its named networks.
 func (a *asker) peers(id string, networks []string) *gateway.Peers {
-	if len(networks) == 0 {
-		return nil
-	}
 	names, connections := make(chan struct{}, maxAsks), make(chan struct{}, maxAsks)
 	asks := func(ctx context.Context, slots chan struct{}, q ask) (received, gateway.Peer, error) {
 		select {

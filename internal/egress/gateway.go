@@ -76,7 +76,7 @@ type Network struct {
 	Authority *ca.Authority
 	// Secrets have placeholders.
 	Secrets []secrets.Secret
-	// Networks are the named networks that the sandbox is in, at most MaxJoined labels. It asks
+	// Networks are the named networks that the sandbox is in, at most MaxJoined. It asks
 	// Config.Peers if there are any.
 	Networks []string
 }
@@ -539,6 +539,20 @@ func (g *Gateway) SetPolicy(ctx context.Context, id string, doc []byte) error {
 	})
 	if err != nil {
 		return fmt.Errorf("set policy of network %s: %w", id, err)
+	}
+	return nil
+}
+
+// SetNetworks replaces the named networks that a sandbox is in. Connections go on. It needs no
+// process: the next one gets the new networks.
+func (g *Gateway) SetNetworks(ctx context.Context, id string, names []string) error {
+	r := request{SetNetworks: &setNetworks{ID: id, Networks: slices.Clone(names)}}
+	if err := r.check(0); err != nil {
+		return fmt.Errorf("set named networks of network %.40q: %w: %w", id, ErrInvalid, err)
+	}
+	_, err := g.change(ctx, r, id, func(n *network) { n.joined = r.SetNetworks.Networks })
+	if err != nil {
+		return fmt.Errorf("set named networks of network %s: %w", id, err)
 	}
 	return nil
 }

@@ -99,7 +99,7 @@ func (g *Gateway) reply(ctx context.Context, a *ask) (conveyed, reply) {
 	switch {
 	case a.Name != "" && g.cfg.Peers.Find != nil:
 		var name policy.Name
-		if name, err = policy.ParseName(a.Name); err == nil {
+		if name, err = policy.ParsePeerName(a.Name); err == nil {
 			got, err = g.cfg.Peers.Find(a.Network, name)
 		}
 	case a.Name == "" && g.cfg.Peers.Dial != nil:

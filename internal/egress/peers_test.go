@@ -390,17 +390,6 @@ func TestRepliesThatComeLate(t *testing.T) {
 	}
 }
 
-// A sandbox in no named network asks for nothing.
-func TestNoNamedNetwork(t *testing.T) {
-	a := newAsker(func(q *ask) error {
-		t.Errorf("asked for %+v", q)
-		return errLost
-	})
-	if a.peers("a", nil) != nil {
-		t.Error("it has peers")
-	}
-}
-
 // listen serves a port of a sandbox with an echo.
 func (s sandbox) listen(t *testing.T, address string) {
 	t.Helper()

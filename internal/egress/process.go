@@ -213,6 +213,12 @@ func (p *process) handle(r *request, files []*os.File) error {
 		s.network.SetPolicy(parsed)
 	case r.SetSecrets != nil:
 		return p.setSecrets(r.SetSecrets)
+	case r.SetNetworks != nil:
+		s := p.networks[r.SetNetworks.ID]
+		if s == nil {
+			return fmt.Errorf("set networks: no network %s", r.SetNetworks.ID)
+		}
+		s.network.SetNetworks(r.SetNetworks.Networks)
 	case r.Report:
 		return reportCrashes(files[0])
 	case r.Asks:

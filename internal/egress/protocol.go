@@ -68,7 +68,9 @@ type request struct {
 	SetPolicy *setPolicy `json:"set_policy,omitempty"`
 	// SetSecrets replaces the secrets of a network.
 	SetSecrets *setSecrets `json:"set_secrets,omitempty"`
-	Remove     *remove     `json:"remove,omitempty"`
+	// SetNetworks replaces the named networks that a sandbox is in.
+	SetNetworks *setNetworks `json:"set_networks,omitempty"`
+	Remove      *remove      `json:"remove,omitempty"`
 	// Report asks the process to write the report of its crash to the file. It has no answer.
 	Report bool `json:"report,omitempty"`
 	// Asks gives the process the socket for asks. It has no answer.
@@ -94,6 +96,11 @@ type add struct {
 type setPolicy struct {
 	ID     string `json:"id"`
 	Policy []byte `json:"policy"`
+}
+
+type setNetworks struct {
+	ID       string   `json:"id"`
+	Networks []string `json:"networks"`
 }
 
 type remove struct {
@@ -390,7 +397,7 @@ func (a *ask) check() error {
 		return nil
 	}
 	if a.Name != "" {
-		if name, err := policy.ParseName(a.Name); err != nil || name.String() != a.Name || a.Dial != (netip.AddrPort{}) || a.Socket != 0 {
+		if name, err := policy.ParsePeerName(a.Name); err != nil || name.String() != a.Name || a.Dial != (netip.AddrPort{}) || a.Socket != 0 {
 			return errors.New("malformed ask")
 		}
 		return nil
@@ -435,6 +442,8 @@ func (r *request) id() string {
 		return r.SetPolicy.ID
 	case r.SetSecrets != nil:
 		return r.SetSecrets.ID
+	case r.SetNetworks != nil:
+		return r.SetNetworks.ID
 	case r.Remove != nil:
 		return r.Remove.ID
 	}
@@ -465,6 +474,13 @@ func (r *request) check(files int) error {
 	if r.SetSecrets != nil {
 		kinds, id, placed = kinds+1, r.SetSecrets.ID, r.SetSecrets.Secrets
 	}
+	var joined []string
+	if r.SetNetworks != nil {
+		kinds, id, joined = kinds+1, r.SetNetworks.ID, r.SetNetworks.Networks
+	}
+	if r.Add != nil {
+		joined = r.Add.Networks
+	}
 	if r.Remove != nil {
 		kinds, id = kinds+1, r.Remove.ID
 	}
@@ -482,8 +498,8 @@ func (r *request) check(files int) error {
 		return errors.New("certificate authority is too large")
 	case secretBytes(placed) > maxSecrets:
 		return fmt.Errorf("secrets of more than %d bytes", maxSecrets)
-	case r.Add != nil && !areLabels(r.Add.Networks):
-		return fmt.Errorf("malformed named networks %.200q", r.Add.Networks)
+	case !areLabels(joined):
+		return fmt.Errorf("malformed named networks %.200q", joined)
 	case len(doc) > MaxPolicy:
 		return fmt.Errorf("policy of %d bytes, at most %d", len(doc), MaxPolicy)
 	}

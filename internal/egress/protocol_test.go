@@ -175,7 +175,7 @@ func FuzzRequest(f *testing.F) {
 			return
 		}
 		ids := 0
-		for _, set := range []bool{r.Add != nil, r.SetPolicy != nil, r.SetSecrets != nil, r.Remove != nil, r.Report, r.Asks} {
+		for _, set := range []bool{r.Add != nil, r.SetPolicy != nil, r.SetSecrets != nil, r.SetNetworks != nil, r.Remove != nil, r.Report, r.Asks} {
 			if set {
 				ids++
 			}

@@ -295,6 +295,12 @@ var routes = []route{
 	{"POST", "/v1/images/prune", tenant, (*Server).postPrune},
 
 	{"GET", "/v1/networks", tenant, (*Server).getNetworks},
+	{"POST", "/v1/networks", tenant, (*Server).postNetwork},
+	{"POST", "/v1/networks/prune", tenant, (*Server).postNetworksPrune},
+	{"GET", "/v1/networks/{network}", tenant, (*Server).getNetwork},
+	{"DELETE", "/v1/networks/{network}", tenant, (*Server).deleteNetwork},
+	{"POST", "/v1/networks/{network}/connect", tenant, (*Server).postNetworkConnect},
+	{"POST", "/v1/networks/{network}/disconnect", tenant, (*Server).postNetworkDisconnect},
 
 	{"GET", "/v1/volumes", tenant, (*Server).getVolumes},
 	{"POST", "/v1/volumes", tenant, (*Server).postVolume},

@@ -205,6 +205,8 @@ type core struct {
 	events     *events.Log
 	volumes    *volume.Store
 
+	rejoining sync.Mutex // serializes changes of networks on records, and what follows from each
+
 	// The engine's abilities, nil if it lacks them.
 	differ      runtime.Differ          // else diff, commit, snapshots and RUN fail
 	descriptors runtime.DescriptorStore // else detached execs end with the daemon
@@ -235,7 +237,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	networker, _ := runtime.As[runtime.Networker](opts.Engine)
 	var err error
 	s.networks, err = network.Open(network.Options{
-		Dir: filepath.Join(opts.DataDir, "flows"), PortDir: filepath.Join(opts.RuntimeDir, "ports"), Engine: networker, Start: opts.StartGateway, Ceiling: opts.NetworkCeiling, Secrets: opts.Secrets,
+		Dir: filepath.Join(opts.DataDir, "flows"), NamedDir: filepath.Join(opts.DataDir, "networks"), PortDir: filepath.Join(opts.RuntimeDir, "ports"), Engine: networker, Start: opts.StartGateway, Ceiling: opts.NetworkCeiling, Secrets: opts.Secrets,
 		Sockets: opts.Sockets, DialSocket: opts.DialSocket, Holder: s.holder,
 		Store: secrets.NewStore(filepath.Join(opts.DataDir, "secrets")), Log: s.log,
 	})

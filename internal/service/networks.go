@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -108,20 +109,23 @@ func (s *API) changedNetwork(rec *runtime.Record, to api.Network) (api.Network, 
 	if len(to.Secrets) > 0 {
 		return to, class.Invalidf("network.secrets: they cannot be changed; create another sandbox")
 	}
-	if len(to.Join) > 0 && !slices.Equal(to.Join, rec.Network.Join) {
-		return to, class.Invalidf("network.join: it cannot be changed; create another sandbox")
+	if len(to.Join) > 0 && !slices.Equal(to.Join, rec.Network.Join) || len(to.Aliases) > 0 && !maps.EqualFunc(to.Aliases, rec.Network.Aliases, slices.Equal) {
+		return to, class.Invalidf("network.join: it is changed with requests of their own: sandboxd network connect, or POST /v1/networks/{network}/connect")
 	}
-	to.Join = rec.Network.Join
+	to.Join, to.Aliases = rec.Network.Join, rec.Network.Aliases
 	to, err := s.networks.Check(s.caller.Tenant, to)
 	if err != nil {
 		return to, err
 	}
-	if to.HasGateway() != rec.Network.HasGateway() || to.Mode == api.NetworkSandbox {
+	if isLive(rec) && to.HasGateway() != rec.Network.HasGateway() || to.Mode == api.NetworkSandbox {
 		return to, class.Invalidf("network: sandbox %s was created with mode %q, and cannot change to %q; create another sandbox",
 			rec.Name, rec.Network.Mode, to.Mode)
 	}
 	if p, err := policy.Parse([]byte(to.Policy)); err == nil && to.Mode == api.NetworkEgress && p.Inspects() && !s.networks.Inspects(rec.ID) {
 		return to, class.Invalidf("network.policy: it inspects requests, for which sandbox %s trusts no authority: its first policy did not; create another sandbox", rec.Name)
+	}
+	if len(rec.Ports) > 0 && !to.HasGateway() {
+		return to, class.Mark(class.ErrState, fmt.Errorf("sandbox %s publishes ports, for which it needs a network", rec.Name))
 	}
 	to.Budget, to.Secrets = rec.Network.Budget, rec.Network.Secrets
 	return to, nil
@@ -159,10 +163,17 @@ func (s *core) holder(ctx context.Context, id string, inode uint32) (api.FlowPro
 	return api.FlowProcess{}, network.ErrNoHolder
 }
 
-// NamedNetworks lists the named networks of the caller's tenant, with the sandboxes in them.
-func (s *API) NamedNetworks() api.NetworkList {
+// NamedNetworks lists the named networks of the caller's tenant that have all labels, with the
+// sandboxes in them.
+func (s *API) NamedNetworks(labels map[string]string) api.NetworkList {
 	list := api.NetworkList{Networks: []api.NamedNetwork{}}
 	at := make(map[string]int) // places in the list
+	for _, rec := range s.networks.Named(s.caller.Tenant) {
+		at[rec.Name] = len(list.Networks)
+		list.Networks = append(list.Networks, api.NamedNetwork{
+			Name: rec.Name, Labels: rec.Labels, CreatedAt: rec.CreatedAt, Internal: rec.Internal, Sandboxes: []api.NetworkMember{},
+		})
+	}
 	for _, rec := range s.supervisor.List(runtime.Filter{Tenant: s.caller.Tenant}) {
 		if !s.visible(&rec) {
 			continue
@@ -175,21 +186,168 @@ func (s *API) NamedNetworks() api.NetworkList {
 				at[name] = i
 				list.Networks = append(list.Networks, api.NamedNetwork{Name: name})
 			}
+			member.Aliases = rec.Network.Aliases[name]
 			list.Networks[i].Sandboxes = append(list.Networks[i].Sandboxes, member)
 		}
 	}
+	list.Networks = slices.DeleteFunc(list.Networks, func(n api.NamedNetwork) bool { return !hasLabels(n.Labels, labels) })
 	slices.SortFunc(list.Networks, func(a, b api.NamedNetwork) int { return strings.Compare(a.Name, b.Name) })
 	return list
 }
 
-// restoreNetwork undoes the change of a record that the gateway did not follow.
-func (s *core) restoreNetwork(ctx context.Context, id string, was api.Network) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
-	defer cancel()
-	_, err := s.supervisor.Update(ctx, id, func(rec *runtime.Record) (api.Limits, error) {
-		rec.Network = was
-		return api.Limits{}, nil
+// NamedNetwork returns one named network.
+func (s *API) NamedNetwork(name string) (api.NamedNetwork, error) {
+	for _, n := range s.NamedNetworks(nil).Networks {
+		if n.Name == name {
+			return n, nil
+		}
+	}
+	return api.NamedNetwork{}, fmt.Errorf("network %s: %w", class.Clip(name), class.ErrNoNamed)
+}
+
+// CreateNetwork makes a named network of the caller's tenant.
+func (s *API) CreateNetwork(req api.CreateNetwork) (api.NamedNetwork, error) {
+	if err := validateLabels(req.Labels); err != nil {
+		return api.NamedNetwork{}, err
+	}
+	rec, err := s.networks.CreateNamed(network.Named{Tenant: s.caller.Tenant, Name: req.Name, Labels: req.Labels, Internal: req.Internal}, func() error {
+		return s.unused(req.Name)
 	})
+	if err != nil {
+		return api.NamedNetwork{}, err
+	}
+	s.publishNetwork(api.ActionCreated, &rec)
+	return s.NamedNetwork(rec.Name)
+}
+
+// unused returns an error if a sandbox of the caller's tenant, running or not, is in a named
+// network.
+func (s *API) unused(name string) error {
+	var users []api.SandboxRef
+	for _, rec := range s.supervisor.List(runtime.Filter{Tenant: s.caller.Tenant}) {
+		if slices.Contains(rec.Network.Join, name) {
+			users = append(users, api.SandboxRef{ID: rec.ID, Name: rec.Name})
+		}
+	}
+	if len(users) == 0 {
+		return nil
+	}
+	return class.Mark(class.ErrNamedInUse, fmt.Errorf("sandbox %s is in it", namesOf(users)))
+}
+
+func (s *core) publishNetwork(action api.EventAction, rec *network.Named) {
+	s.events.Publish(rec.Tenant, api.Event{Type: api.EventNetwork, Action: action, Object: rec.Name, Labels: rec.Labels})
+}
+
+// RemoveNetwork removes a named network that no sandbox is in.
+func (s *API) RemoveNetwork(name string) error {
+	rec, err := s.networks.RemoveNamed(s.caller.Tenant, name, func() error { return s.unused(name) })
+	if err == nil {
+		s.publishNetwork(api.ActionRemoved, &rec)
+	}
+	return err
+}
+
+// PruneNetworks removes named networks that no sandbox is in.
+func (s *API) PruneNetworks(_ context.Context, req api.PruneNetworks) (api.NetworksRemoved, error) {
+	out := api.NetworksRemoved{Removed: []string{}}
+	if err := validateLabels(req.Labels); err != nil {
+		return out, err
+	}
+	var errs []error
+	for _, rec := range s.networks.Named(s.caller.Tenant) {
+		if api.Kept(rec.Labels) || !hasLabels(rec.Labels, req.Labels) {
+			continue
+		}
+		switch err := s.RemoveNetwork(rec.Name); {
+		case err == nil:
+			out.Removed = append(out.Removed, rec.Name)
+		case errors.Is(err, class.ErrNamedInUse), errors.Is(err, class.ErrNoNamed): // by now
+		default:
+			errs = append(errs, err)
+		}
+	}
+	s.log.Info("networks were pruned", "removed", len(out.Removed))
+	return out, errors.Join(errs...)
+}
+
+// ConnectNetwork puts a sandbox into a named network, which exists.
+func (s *API) ConnectNetwork(ctx context.Context, name string, req api.ConnectNetwork) error {
+	if _, err := s.NamedNetwork(name); err != nil {
+		return err
+	}
+	return s.rejoin(ctx, req.Sandbox, name, api.ActionConnected, func(rec *runtime.Record) (api.Network, error) {
+		net := rec.Network
+		if isLive(rec) && !net.HasGateway() {
+			return net, class.Mark(class.ErrNamedRunning, fmt.Errorf("sandbox %s runs without a network, which a running one cannot get", rec.Name))
+		}
+		if !slices.Contains(net.Join, name) {
+			net.Join = append(slices.Clip(net.Join), name)
+		}
+		if net.Aliases = maps.Clone(net.Aliases); net.Aliases == nil {
+			net.Aliases = make(map[string][]string)
+		}
+		if delete(net.Aliases, name); len(req.Aliases) > 0 {
+			net.Aliases[name] = req.Aliases
+		}
+		return s.networks.Check(rec.Tenant, net)
+	})
+}
+
+// DisconnectNetwork takes a sandbox out of a named network. It must not run: connections of others
+// to it would go on.
+func (s *API) DisconnectNetwork(ctx context.Context, name string, req api.DisconnectNetwork) error {
+	return s.rejoin(ctx, req.Sandbox, name, api.ActionDisconnected, func(rec *runtime.Record) (api.Network, error) {
+		net := rec.Network
+		if !slices.Contains(net.Join, name) {
+			return net, fmt.Errorf("sandbox %s is not in it: %w", rec.Name, class.ErrNoNamed)
+		}
+		if isLive(rec) {
+			return net, class.Mark(class.ErrNamedRunning, fmt.Errorf("sandbox %s runs, and its connections would go on; stop it first", rec.Name))
+		}
+		net.Join = slices.DeleteFunc(slices.Clone(net.Join), func(n string) bool { return n == name })
+		net.Aliases = maps.Clone(net.Aliases)
+		delete(net.Aliases, name)
+		if !net.HasGateway() {
+			net.Budget = api.NetworkBudget{} // of no network
+		}
+		return s.networks.Check(rec.Tenant, net)
+	})
+}
+
+func isLive(rec *runtime.Record) bool {
+	return rec.State == api.StateRunning || rec.State == api.StatePaused
+}
+
+// rejoin changes the named networks of a sandbox on its record, and at the gateway if it runs.
+func (s *API) rejoin(ctx context.Context, ref, name string, action api.EventAction, edit func(rec *runtime.Record) (api.Network, error)) error {
+	fail := func(err error) error {
+		verb := map[api.EventAction]string{api.ActionConnected: "connect to", api.ActionDisconnected: "disconnect from"}[action]
+		return fmt.Errorf("%s network %s: %w", verb, class.Clip(name), err)
+	}
+	rec, err := s.lookup(ref)
+	if err == nil {
+		err = checkOwn(&rec, "change the network")
+	}
+	if err != nil {
+		return fail(err)
+	}
+	s.rejoining.Lock()
+	defer s.rejoining.Unlock()
+	rec, was, err := s.supervisor.SetNetwork(rec.ID, edit)
+	if err != nil {
+		return fail(err)
+	}
+	if err := s.networks.SetNetwork(ctx, &rec, was); err != nil {
+		return fail(errors.Join(err, s.restoreNetwork(rec.ID, was)))
+	}
+	s.events.Publish(rec.Tenant, api.Event{Type: api.EventNetwork, Action: action, Object: name, Sandbox: rec.ID, Name: rec.Name})
+	return nil
+}
+
+// restoreNetwork undoes the change of a record that the gateway did not follow.
+func (s *core) restoreNetwork(id string, was api.Network) error {
+	_, _, err := s.supervisor.SetNetwork(id, func(*runtime.Record) (api.Network, error) { return was, nil })
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"reflect"
 	goruntime "runtime"
 	"runtime/metrics"
 	"slices"
@@ -143,7 +144,8 @@ func (s *API) ListSandboxes(filter SandboxFilter) (api.SandboxList, error) {
 	return list, nil
 }
 
-// UpdateSandbox changes a running sandbox as a whole, or not at all.
+// UpdateSandbox changes a running sandbox as a whole, or not at all. Of one that does not run, the
+// network alone can be changed.
 func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandbox) (api.Sandbox, error) {
 	if err := validateUpdate(&req); err != nil {
 		return api.Sandbox{}, err
@@ -157,6 +159,15 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 		return api.Sandbox{}, err
 	}
 	if req.Network != nil {
+		s.rejoining.Lock()
+		defer s.rejoining.Unlock()
+		if rec, err = s.lookup(rec.ID); err != nil {
+			return api.Sandbox{}, err
+		}
+		if !isLive(&rec) && reflect.DeepEqual(req, api.UpdateSandbox{Network: req.Network}) {
+			rec, _, err := s.supervisor.SetNetwork(rec.ID, func(rec *runtime.Record) (api.Network, error) { return s.changedNetwork(rec, *req.Network) })
+			return rec.Shown(), err
+		}
 		net, err := s.changedNetwork(&rec, *req.Network)
 		if err != nil {
 			return api.Sandbox{}, err
@@ -192,8 +203,8 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 		return api.Sandbox{}, err
 	}
 	if req.Network != nil {
-		if err := s.networks.SetPolicy(ctx, rec.ID, rec.Network); err != nil {
-			return api.Sandbox{}, errors.Join(err, s.restoreNetwork(ctx, rec.ID, was))
+		if err := s.networks.SetNetwork(ctx, &rec, was); err != nil {
+			return api.Sandbox{}, errors.Join(err, s.restoreNetwork(rec.ID, was))
 		}
 	}
 	return rec.Shown(), nil

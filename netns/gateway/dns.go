@@ -142,9 +142,10 @@ func serverFailure(msg []byte) []byte {
 	return reply
 }
 
-// asked returns the name of the question. The message's form of it ends in a dot.
+// asked returns the name of the question, which may be a peer's. The message's form of it ends in a
+// dot.
 func (q *query) asked() (policy.Name, error) {
-	return policy.ParseName(strings.TrimSuffix(q.question.Name.String(), "."))
+	return policy.ParsePeerName(strings.TrimSuffix(q.question.Name.String(), "."))
 }
 
 // answer returns the answer to a message between two ends, or nil if there is none. If the host's
@@ -167,11 +168,15 @@ func (n *Network) answer(msg []byte, ends Ends, limit int, later func(func() []b
 		return n.refuseQuery(&q, event, policy.Verdict{Reason: reason}, limit, later)
 	}
 	name, err := q.asked()
+	peer := err == nil && n.mayBePeer(name)
+	if err == nil && !peer {
+		name, err = policy.ParseName(name.String())
+	}
 	if err != nil {
 		return n.refuseQuery(&q, event, policy.Verdict{Reason: err.Error()}, limit, later)
 	}
 	event.Name = name.String()
-	if !n.opts.Peers.mayHave(name) {
+	if !peer {
 		return n.answerByPolicy(&q, name, event, limit, later)
 	}
 	if later == nil {

@@ -36,7 +36,7 @@ type Options struct {
 	// DialSocket connects to the service with this port, which the policy has at a Unix socket. Only
 	// the caller knows the path. Nil: there are no such services.
 	DialSocket func(ctx context.Context, port uint16) (*net.UnixConn, error)
-	// Peers are other sandboxes that this one reaches by name; nil if it is in no named network.
+	// Peers are other sandboxes that this one reaches by name; nil if it never joins a named network.
 	Peers *Peers
 	// Process finds the process that has the program's end of a connection or datagram, within the
 	// time of ctx; nil if it is not known. It is asked about some flows only. Nil finds none.
@@ -89,6 +89,7 @@ type Network struct {
 	limits   limits
 	policy   atomic.Pointer[policy.Policy]
 	secrets  atomic.Pointer[secretSet]
+	joined   atomic.Pointer[[]string] // named networks
 	memory   *memory
 	ledger   *ledger
 	rules    atomic.Pointer[rules] // with budgets
@@ -139,6 +140,9 @@ func newNetwork(opts Options, l limits) *Network {
 	n.policy.Store(opts.Policy)
 	n.rules.Store(n.newRules(opts.Policy, nil, opts.Spent.Rules))
 	n.secrets.Store(&secretSet{current: opts.Secrets})
+	if opts.Peers != nil {
+		n.SetNetworks(opts.Peers.Networks)
+	}
 	if opts.CA != nil {
 		n.tls = newEndpoint(opts)
 	}

@@ -32,27 +32,40 @@ func (r Refused) Error() string { return string(r) }
 // Peers are the other sandboxes that a network reaches by name. Membership decides, which the
 // caller knows; the policy is not asked. The gateway keeps nothing about them.
 type Peers struct {
-	// Networks are the names of the named networks that the sandbox is in.
+	// Networks are the names of the named networks that the sandbox is in; [Network.SetNetworks]
+	// replaces them. While there are none, nothing is asked.
 	Networks []string
 	// Find returns the peer with a name, or ErrNoPeer. It is asked about names of the forms NAME,
-	// NAME.NETWORK and NAME.NETWORK.internal only.
+	// NAME.NETWORK and NAME.NETWORK.internal only, which may have underscores.
 	Find func(ctx context.Context, name policy.Name) (Peer, error)
 	// Dial connects to the peer with an address, or returns ErrNoPeer or Refused. The peer is valid
 	// with every other error too.
 	Dial func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, Peer, error)
 }
 
-// mayHave reports whether a name has a form of the names of peers. The daemon is asked about no
+// SetNetworks replaces the named networks that the sandbox is in. Connections go on.
+func (n *Network) SetNetworks(names []string) { n.joined.Store(&names) }
+
+// inNetworks returns the named networks that the sandbox is in.
+func (n *Network) inNetworks() []string {
+	if all := n.joined.Load(); all != nil && n.opts.Peers != nil {
+		return *all
+	}
+	return nil
+}
+
+// mayBePeer reports whether a name has a form of the names of peers. The daemon is asked about no
 // other.
-func (p *Peers) mayHave(name policy.Name) bool {
-	if p == nil || name == hostName {
+func (n *Network) mayBePeer(name policy.Name) bool {
+	networks := n.inNetworks()
+	if len(networks) == 0 || name == hostName {
 		return false
 	}
 	rest, internal := strings.CutSuffix(name.String(), ".internal")
 	if !internal && !strings.Contains(rest, ".") {
 		return true
 	}
-	for _, network := range p.Networks {
+	for _, network := range networks {
 		if strings.HasSuffix(rest, "."+network) {
 			return true
 		}
@@ -69,6 +82,10 @@ func (n *Network) answerPeer(q *query, name policy.Name, event Event, limit int)
 	switch t := q.question.Type; {
 	case errors.Is(err, ErrNoPeer):
 		var reply []byte
+		if _, err := policy.ParseName(name.String()); err != nil { // a policy is asked about host names
+			event.Name = ""
+			return n.refuseQuery(q, event, policy.Verdict{Reason: err.Error()}, limit, nil)
+		}
 		if direct := n.answerByPolicy(q, name, event, limit, func(lookup func() []byte) { reply = lookup() }); direct != nil {
 			return direct
 		}
@@ -87,7 +104,7 @@ func (n *Network) answerPeer(q *query, name policy.Name, event Event, limit int)
 // isPeer reports whether a connection leads to a named network. For a sandbox in none, a policy may
 // allow addresses of the range.
 func (n *Network) isPeer(dst netip.AddrPort) bool {
-	return n.opts.Peers != nil && policy.PeerAddresses.Contains(dst.Addr())
+	return len(n.inNetworks()) > 0 && policy.PeerAddresses.Contains(dst.Addr())
 }
 
 // servePeer serves a connection to a peer. Its bytes are not read: what two sandboxes of one tenant

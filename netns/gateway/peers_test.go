@@ -63,6 +63,8 @@ func joined(t *testing.T, doc string, change ...func(*Options, *limits)) (*world
 			switch name.String() {
 			case "web", "web.front", "web.front.internal", "web.shop.front":
 				return all[0], nil
+			case "dead_1", "dead_1.back":
+				return all[1], nil
 			case "broken":
 				return Peer{}, errors.New("the daemon is broken")
 			}
@@ -123,6 +125,9 @@ func TestPeersAreResolved(t *testing.T) {
 		{"web.internal", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
 		{"webfront", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
 		{"web_1", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
+		{"Dead_1", dnsmessage.TypeA, dnsmessage.RCodeSuccess, "[198.18.3.5]"},
+		{"dead_1.back", dnsmessage.TypeA, dnsmessage.RCodeSuccess, "[198.18.3.5]"},
+		{"my_name.public.test", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
 		{"198.18.3.4", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
 		{"0xc6120304", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
 		{"host.sandboxd.internal", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
@@ -135,7 +140,7 @@ func TestPeersAreResolved(t *testing.T) {
 			t.Errorf("%s: lives for %d s", tc.name, r.Answers[0].Header.TTL)
 		}
 	}
-	want := "[web web web.front web.front.internal web.shop.front web web web broken other web.back intranet front webfront]"
+	want := "[web web web.front web.front.internal web.shop.front web web web broken other web.back intranet front webfront web_1 dead_1 dead_1.back]"
 	if got := fmt.Sprint(asked.take()); got != want {
 		t.Errorf("asked for\n%s, want\n%s", got, want)
 	}
@@ -162,6 +167,56 @@ func TestNoPeersWithoutANetwork(t *testing.T) {
 	c := w.dial("198.18.9.9:7000")
 	if err := talk(c, "by the policy's rule"); err != nil {
 		t.Error(err)
+	}
+}
+
+// A sandbox that may join networks asks for nothing until it does, and after it has left the last.
+func TestNetworksAreJoinedLater(t *testing.T) {
+	w, asked := joined(t, joinedPolicy, func(o *Options, _ *limits) { o.Peers.Networks = nil })
+	w.raw("198.18.9.9:7000", echoServer)
+	for _, step := range []struct {
+		networks []string
+		code     dnsmessage.RCode
+		asked    string
+	}{
+		{nil, dnsmessage.RCodeNameError, "[]"},
+		{[]string{"front"}, dnsmessage.RCodeSuccess, "[web web.front]"},
+		{nil, dnsmessage.RCodeNameError, "[web web.front]"},
+	} {
+		w.n.SetNetworks(step.networks)
+		for _, name := range []string{"web", "web.front"} {
+			if code, _ := w.resolve(name, dnsmessage.TypeA); code != step.code {
+				t.Errorf("in %q: %s: %v, want %v", step.networks, name, code, step.code)
+			}
+		}
+		if got := fmt.Sprint(asked.take()); got != step.asked {
+			t.Errorf("in %q: asked for %s, want %s", step.networks, got, step.asked)
+		}
+		if len(step.networks) > 0 {
+			continue
+		}
+		if err := talk(w.dial("198.18.9.9:7000"), "by the policy's rule"); err != nil {
+			t.Errorf("in no network: %v", err)
+		}
+	}
+}
+
+// A name with an underscore that no peer has is asked of nothing else, whatever the policy allows.
+func TestUnderscoresAreOfPeersOnly(t *testing.T) {
+	w, _ := joined(t, "version: 1\nrules:\n- allow: ['*.front']\n")
+	for _, name := range []string{"other.front", "no_peer.front"} {
+		w.host(name, "93.184.215.14")
+	}
+	if code, addrs := w.resolve("other.front", dnsmessage.TypeA); code != dnsmessage.RCodeSuccess || len(addrs) != 1 {
+		t.Errorf("a name that the policy allows: %v, %v", code, addrs)
+	}
+	if code, addrs := w.resolve("no_peer.front", dnsmessage.TypeA); code != dnsmessage.RCodeNameError || len(addrs) != 0 {
+		t.Errorf("a name with an underscore: %v, %v", code, addrs)
+	}
+	for _, a := range w.asked {
+		if strings.Contains(a, "_") {
+			t.Errorf("the host's resolver was asked for %s", a)
+		}
 	}
 }
 

@@ -21,7 +21,13 @@ const (
 // long labels, a trailing dot, bytes outside of letters, digits and hyphens (so NUL, underscores,
 // spaces and Unicode), and names whose last label is a number, which some take for an IPv4 address
 // in decimal, octal or hexadecimal.
-func ParseName(s string) (Name, error) {
+func ParseName(s string) (Name, error) { return parseName(s, false) }
+
+// ParsePeerName is [ParseName] for names of other sandboxes, which may have underscores. No policy
+// is asked about such a name.
+func ParsePeerName(s string) (Name, error) { return parseName(s, true) }
+
+func parseName(s string, underscores bool) (Name, error) {
 	switch {
 	case s == "":
 		return Name{}, errors.New("empty host name")
@@ -30,6 +36,9 @@ func ParseName(s string) (Name, error) {
 	}
 	labels := strings.Split(lower(s), ".")
 	for _, l := range labels {
+		if underscores {
+			l = strings.ReplaceAll(l, "_", "x")
+		}
 		if err := checkLabel(l); err != nil {
 			return Name{}, fmt.Errorf("host name %q: %w", s, err)
 		}

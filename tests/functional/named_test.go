@@ -236,9 +236,9 @@ func TestNamedNetworks(t *testing.T) {
 	copies[0].Delete(t)
 	wantVisits(t, "the fork is deleted", db, "copy:8000", "no such name", "web:8000", "web")
 
-	// Membership is set at creation only.
+	// A change of the mode changes no membership.
 	if err := d.Call(t.Context(), "PATCH", "/v1/sandboxes/"+lone.ID, api.UpdateSandbox{Network: &api.Network{Mode: api.NetworkFull, Join: []string{"front"}}}, nil); err == nil {
-		t.Error("a sandbox joins a network later")
+		t.Error("a change of the mode joins a network")
 	}
 	if err := d.Call(t.Context(), "PATCH", "/v1/sandboxes/"+cache.ID, api.UpdateSandbox{Network: &api.Network{Mode: api.NetworkNone}}, nil); err != nil {
 		t.Errorf("a change of the mode: %v", err)

@@ -42,6 +42,7 @@ type Daemon struct {
 	Flows     []api.Flow          // the record of every sandbox's network
 	Secrets   []api.SetSecret     // request bodies
 	Volumes   []string            // requests that change volumes, with their bodies
+	Networks  []string            // requests that change named networks, with their bodies
 	Uploads   map[string]string   // PUT archive: path → list of its entries
 	Archives  map[string][]Entry  // GET archive: path → its entries
 	Files     map[string]bool     // the archives of a single file

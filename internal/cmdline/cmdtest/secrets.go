@@ -18,14 +18,7 @@ func (f *Daemon) networkRoutes(mux *http.ServeMux) {
 			_ = e.Encode(flow)
 		}
 	}))
-	mux.HandleFunc("GET /v1/networks", func(w http.ResponseWriter, _ *http.Request) {
-		answerJSON(w, 200, api.NetworkList{Networks: []api.NamedNetwork{
-			{Name: "back", Sandboxes: []api.NetworkMember{
-				{ID: "sb1", Name: "db", State: api.StateRunning, Address: "198.18.37.4"}, {ID: "sb2", Name: "app\x1b", State: api.StateStopped},
-			}},
-			{Name: "front", Sandboxes: []api.NetworkMember{{ID: "sb1", Name: "db", State: api.StateRunning, Address: "198.18.37.4"}}},
-		}})
-	})
+	f.namedRoutes(mux)
 	mux.HandleFunc("GET /v1/secrets", func(w http.ResponseWriter, _ *http.Request) {
 		answerJSON(w, 200, api.SecretList{Secrets: []api.Secret{
 			{Name: "github", Kind: api.SecretBearer, Host: "api.github.com", Port: 443, Paths: []string{"/repos/*"}, Variable: "GITHUB_TOKEN", ChangedAt: time.Now().Add(-time.Hour)},

@@ -44,6 +44,11 @@ var (
 	ErrSecretOfFile   = errors.New("the secret is of the daemon's file")
 	ErrShared         = errors.New("the network belongs to another sandbox")
 	ErrArchive        = errors.New("archive is not usable")
+	ErrNoNamed        = errors.New("no such network")
+	ErrNamedExists    = errors.New("network exists")
+	ErrNamedInUse     = errors.New("network is in use")
+	ErrManyNamed      = errors.New("too many networks")
+	ErrNamedRunning   = errors.New("a running sandbox's networks cannot be changed so")
 )
 
 // Classes of the packages below the service.

@@ -35,8 +35,8 @@ import (
 
 // Options are the surroundings of all networks.
 type Options struct {
-	// Dir holds the flows; it is made when it is missing.
-	Dir string
+	// Dir holds the flows, NamedDir the records of named networks; they are made when they are missing.
+	Dir, NamedDir string
 	// PortDir holds the Unix sockets of published ports; the first makes it. Other users cannot search
 	// its parent, and no other daemon uses it.
 	PortDir string
@@ -67,6 +67,7 @@ type Options struct {
 type Networks struct {
 	opts  Options
 	doors doors
+	named *namedStore
 
 	starting sync.Mutex // serializes starts of the gateway
 	peers    peers
@@ -97,7 +98,7 @@ type life struct {
 	changing  sync.Mutex     // serializes requests to the gateway about it
 	accepting sync.WaitGroup // acceptors of its published ports
 	over      bool           // needs Networks.mu
-	member    *member        // nil unless it is in a named network
+	member    *member        // nil until it is entered
 	// policy returns the sandbox's policy; the first call parses it. The field needs Networks.mu.
 	policy func() (*policy.Policy, error)
 }
@@ -118,7 +119,9 @@ func Open(opts Options) (*Networks, error) {
 	if err := n.doors.sweep(); err != nil {
 		return nil, err
 	}
-	return n, nil
+	var err error
+	n.named, err = openNamed(opts.NamedDir)
+	return n, err
 }
 
 // Close ends the forwarding of ports and the gateway, and waits for both. It is called after the
@@ -165,7 +168,7 @@ func (n *Networks) Check(tenant string, net api.Network) (api.Network, error) {
 	if net.Mode != api.NetworkEgress && len(net.Secrets) > 0 {
 		return net, class.Invalidf("network secrets: they are for rules of mode %q that inspect requests", api.NetworkEgress)
 	}
-	if err := checkJoin(net.Join); err != nil {
+	if err := checkJoin(&net); err != nil {
 		return net, err
 	}
 	if !net.HasGateway() {
@@ -199,7 +202,7 @@ func checkShared(net *api.Network) error {
 	if net.Sandbox == "" {
 		return class.Invalidf("network sandbox is missing: mode %q shares the network of one", net.Mode)
 	}
-	if net.Policy != "" || net.Budget != (api.NetworkBudget{}) || len(net.Secrets)+len(net.Join) > 0 {
+	if net.Policy != "" || net.Budget != (api.NetworkBudget{}) || len(net.Secrets)+len(net.Join)+len(net.Aliases) > 0 {
 		return class.Invalidf("network: policy, budget, secrets and joined networks are those of sandbox %q, whose network is shared", class.Clip(net.Sandbox))
 	}
 	return nil
@@ -236,6 +239,7 @@ func (n *Networks) permitted(tenant string, p *policy.Policy) error {
 // request that names a mode, a policy or a sandbox to share with inherits nothing. Of others, the
 // named networks, secrets and budget replace those of the origin. Secrets of the origin that its
 // policy can use no more, after a change, are left out: a request for both would be refused.
+// Aliases of the origin are its own, as its name is.
 func Inherit(ask, from api.Network) api.Network {
 	if ask.Mode != "" || ask.Policy != "" || ask.Sandbox != "" {
 		return ask
@@ -243,6 +247,7 @@ func Inherit(ask, from api.Network) api.Network {
 	if p, err := policy.Parse(document(from)); err != nil || !p.Inspects() {
 		from.Secrets = nil
 	}
+	from.Aliases = ask.Aliases
 	if len(ask.Join) > 0 {
 		from.Join = ask.Join
 	}
@@ -276,6 +281,15 @@ func document(net api.Network) []byte {
 	return []byte("version: 1\nrules: []\n")
 }
 
+// outside returns the network of a sandbox as it is beyond its named networks: if all of these are
+// internal, nothing leads out, whatever its mode says.
+func (n *Networks) outside(tenant string, net api.Network) api.Network {
+	if n.named.internal(tenant, net.Join) {
+		net.Mode, net.Policy = api.NetworkNone, ""
+	}
+	return net
+}
+
 func budget(b api.NetworkBudget) gateway.Budget {
 	return gateway.Budget{
 		BytesOut: b.BytesOut, BytesIn: b.BytesIn, Connections: b.Connections, Hosts: b.Hosts, Queries: b.Queries,
@@ -289,6 +303,9 @@ func budget(b api.NetworkBudget) gateway.Budget {
 func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Published) error {
 	rec := &lease.Record
 	if !rec.Network.HasGateway() {
+		if len(rec.Ports) > 0 { // it has left its networks since it was created
+			return class.Mark(class.ErrState, fmt.Errorf("sandbox %s publishes ports, for which it needs a network", rec.Name))
+		}
 		return nil
 	}
 	id := rec.ID
@@ -298,7 +315,7 @@ func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Pub
 		n.mu.Unlock()
 		return nil
 	}
-	l := &life{tenant: rec.Tenant, secrets: rec.Network.Secrets, policy: parse(rec.Network)}
+	l := &life{tenant: rec.Tenant, secrets: rec.Network.Secrets, policy: parse(n.outside(rec.Tenant, rec.Network))}
 	l.changing.Lock()
 	n.lives[id] = l
 	n.mu.Unlock()
@@ -365,7 +382,7 @@ func (n *Networks) add(ctx context.Context, rec *runtime.Record) error {
 	}
 	err = g.Add(ctx, egress.Network{
 		Spent:     spent,
-		Authority: authority, Secrets: placed, ID: rec.ID, Policy: document(rec.Network), Budget: budget(rec.Network.Budget), Networks: rec.Network.Join,
+		Authority: authority, Secrets: placed, ID: rec.ID, Policy: document(n.outside(rec.Tenant, rec.Network)), Budget: budget(rec.Network.Budget), Networks: rec.Network.Join,
 		Sockets: egress.Sockets{Stream: sockets.Stream, DNS: sockets.DNS, DNSTCP: sockets.DNSTCP},
 	})
 	return errors.Join(err, sockets.Close())
@@ -435,9 +452,11 @@ func (n *Networks) end(ctx context.Context, id string, l *life) {
 	}
 }
 
-// SetPolicy gives a running sandbox another policy. Connections that it refuses are reset. A
-// sandbox that the gateway does not serve has none to change.
-func (n *Networks) SetPolicy(ctx context.Context, id string, net api.Network) error {
+// SetNetwork gives a running sandbox the policy and the named networks of its record, which had was
+// before. Connections that the policy refuses are reset. A sandbox that the gateway does not serve
+// has nothing to change. After an error it has was. Calls about one sandbox follow each other.
+func (n *Networks) SetNetwork(ctx context.Context, rec *runtime.Record, was api.Network) error {
+	id, net := rec.ID, n.outside(rec.Tenant, rec.Network)
 	n.mu.Lock()
 	l := n.lives[id]
 	n.mu.Unlock()
@@ -453,13 +472,27 @@ func (n *Networks) SetPolicy(ctx context.Context, id string, net api.Network) er
 	if over || g == nil {
 		return nil
 	}
-	if err := g.SetPolicy(ctx, id, document(net)); err != nil {
-		n.mu.Lock()
-		l.policy = before
-		n.mu.Unlock()
-		return fmt.Errorf("change the network policy: %w", err)
+	n.peers.rejoin(id, rec.Name, &net) // before the gateway asks for others in them
+	var err error
+	joined := !slices.Equal(net.Join, was.Join)
+	if joined {
+		err = g.SetNetworks(ctx, id, net.Join)
 	}
-	return nil
+	if err == nil {
+		err = g.SetPolicy(ctx, id, document(net))
+	}
+	if err == nil {
+		return nil
+	}
+	n.peers.rejoin(id, rec.Name, &was)
+	n.mu.Lock()
+	l.policy = before
+	n.mu.Unlock()
+	err = fmt.Errorf("change the network: %w", err)
+	if joined {
+		err = errors.Join(err, g.SetNetworks(context.WithoutCancel(ctx), id, was.Join))
+	}
+	return err
 }
 
 func (n *Networks) logOf(id string) *flowLog {

@@ -21,7 +21,7 @@ import (
 
 func open(t *testing.T, ceiling *policy.Policy) *Networks {
 	t.Helper()
-	n, err := Open(Options{Dir: t.TempDir(), Ceiling: ceiling, PortDir: filepath.Join(t.TempDir(), "ports"), Store: secrets.NewStore(t.TempDir()), Sockets: []string{"models"}, Log: slog.New(slog.DiscardHandler)})
+	n, err := Open(Options{Dir: t.TempDir(), NamedDir: t.TempDir(), Ceiling: ceiling, PortDir: filepath.Join(t.TempDir(), "ports"), Store: secrets.NewStore(t.TempDir()), Sockets: []string{"models"}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

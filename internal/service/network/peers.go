@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"hash/fnv"
 	"net"
 	"net/netip"
@@ -12,8 +13,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/net/publicsuffix"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/egress"
@@ -24,36 +23,36 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// checkJoin checks the named networks that a request asks for.
-func checkJoin(names []string) error {
-	if len(names) > egress.MaxJoined {
-		return class.Invalidf("network join: there are %d networks, at most %d are possible", len(names), egress.MaxJoined)
+// maxAliases bounds the aliases of one sandbox in one network.
+const maxAliases = 16
+
+// checkJoin checks the named networks that a request asks for, and the aliases in them.
+func checkJoin(net *api.Network) error {
+	if len(net.Join) > egress.MaxJoined {
+		return class.Invalidf("network join: there are %d networks, at most %d are possible", len(net.Join), egress.MaxJoined)
 	}
-	for i, name := range names {
-		switch label, err := policy.ParseName(name); {
-		case err != nil, label.String() != name, strings.Contains(name, "."):
-			return class.Invalidf("network join %q: a network's name has up to 63 lower-case letters, digits and inner hyphens, and not digits alone", class.Clip(name))
-		case name == "internal" || name == "localhost":
-			return class.Invalidf("network join %q: this name means something else in DNS", name)
-		case hidesTheInternet(name):
-			return class.Invalidf("network join %q: it is a top-level domain, whose public names would lead to sandboxes; choose another name", name)
-		case slices.Contains(names[:i], name):
+	for i, name := range net.Join {
+		if err := CheckName(name); err != nil {
+			return fmt.Errorf("network join: %w", err)
+		}
+		if slices.Contains(net.Join[:i], name) {
 			return class.Invalidf("network join %q: it is named twice", name)
 		}
 	}
-	return nil
-}
-
-// hidesTheInternet reports whether a label is a top-level domain that sandboxes surely use: of a
-// country, or an early one. Names of the form NAME.NETWORK are answered before those of the policy.
-// Newer domains, such as app and dev, are what people call networks.
-func hidesTheInternet(label string) bool {
-	switch label {
-	case "com", "net", "org", "edu", "gov", "mil", "int", "arpa", "info", "biz":
-		return true
+	for name, aliases := range net.Aliases {
+		if !slices.Contains(net.Join, name) {
+			return class.Invalidf("network aliases: the sandbox is not in network %q", class.Clip(name))
+		}
+		if len(aliases) > maxAliases {
+			return class.Invalidf("network aliases: there are %d in network %s, at most %d are possible", len(aliases), name, maxAliases)
+		}
+		for _, alias := range aliases {
+			if label, err := policy.ParsePeerName(alias); err != nil || strings.Contains(label.String(), ".") {
+				return class.Invalidf("network alias %q: an alias has up to 63 letters, digits, inner hyphens and underscores, and not digits alone", class.Clip(alias))
+			}
+		}
 	}
-	_, listed := publicsuffix.PublicSuffix("example." + label)
-	return listed && (len(label) == 2 || strings.HasPrefix(label, "xn--"))
+	return nil
 }
 
 // peers are the running sandboxes that are in named networks. The zero value has none.
@@ -64,11 +63,15 @@ type peers struct {
 	at      map[home]*member
 }
 
-// A member is a running sandbox in named networks. It does not change.
+// A member is a running sandbox that is in named networks, or may join some.
 type member struct {
-	id, tenant, name string
-	networks         []string
-	addr             netip.Addr // zero if there was none left
+	id, tenant string
+
+	// These need peers.mu.
+	name     string
+	networks []string
+	aliases  map[string][]string // by network
+	addr     netip.Addr          // zero if it is in no network, or none was left
 }
 
 // A home is an address of a tenant. Those of different tenants are independent of each other: a
@@ -82,34 +85,75 @@ type home struct {
 // them apart.
 type place struct{ tenant, network, name string }
 
+// places returns the places of a member, each once.
 func (m *member) places() (all []place) {
 	for _, network := range m.networks {
-		all = append(all, place{m.tenant, network, strings.ToLower(m.name)})
+		for _, name := range append([]string{m.name}, m.aliases[network]...) {
+			if at := (place{m.tenant, network, strings.ToLower(name)}); !slices.Contains(all, at) {
+				all = append(all, at)
+			}
+		}
 	}
 	return all
 }
 
-// enter makes a running sandbox a member of its named networks, unless it is one already. It
-// returns nil if the sandbox has none.
+// enter makes a running sandbox a member of the named networks of its record.
 func (p *peers) enter(rec *runtime.Record) *member {
-	if len(rec.Network.Join) == 0 {
-		return nil
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if m := p.members[rec.ID]; m != nil {
+	if m := p.members[rec.ID]; m != nil { // expected, with a record that may be older
+		p.put(m, rec.Name, &rec.Network)
 		return m
 	}
 	if p.members == nil {
 		p.members, p.named, p.at = make(map[string]*member), make(map[place][]*member), make(map[home]*member)
 	}
-	m := &member{id: rec.ID, tenant: rec.Tenant, name: rec.Name, networks: rec.Network.Join}
-	m.addr = p.address(m)
-	p.members[m.id], p.at[home{m.tenant, m.addr}] = m, m
-	for _, at := range m.places() {
-		p.named[at] = append(p.named[at], m)
-	}
+	m := &member{id: rec.ID, tenant: rec.Tenant}
+	p.members[m.id] = m
+	p.put(m, rec.Name, &rec.Network)
 	return m
+}
+
+// put puts a member into the named networks that it is to be in, and out of all others. It keeps
+// its address, and its turn in those that it stays in. Its name changes only while it is in none.
+// The caller holds mu.
+func (p *peers) put(m *member, name string, net *api.Network) {
+	before := m.places()
+	m.name, m.networks, m.aliases = name, net.Join, net.Aliases
+	after := m.places()
+	for _, at := range before {
+		if !slices.Contains(after, at) {
+			p.clear(at, m)
+		}
+	}
+	for _, at := range after {
+		if !slices.Contains(before, at) {
+			p.named[at] = append(p.named[at], m)
+		}
+	}
+	if len(m.networks) > 0 && !m.addr.IsValid() {
+		if m.addr = p.address(m); m.addr.IsValid() {
+			p.at[home{m.tenant, m.addr}] = m
+		}
+	}
+}
+
+// clear takes a member out of a place. The caller holds mu.
+func (p *peers) clear(at place, m *member) {
+	if rest := slices.DeleteFunc(p.named[at], func(o *member) bool { return o == m }); len(rest) > 0 {
+		p.named[at] = rest
+	} else {
+		delete(p.named, at)
+	}
+}
+
+// rejoin puts a running sandbox into other named networks.
+func (p *peers) rejoin(id, name string, net *api.Network) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m := p.members[id]; m != nil {
+		p.put(m, name, net)
+	}
 }
 
 // address returns an address that no other sandbox of the tenant has. It depends on the name, so
@@ -140,15 +184,12 @@ func (p *peers) leave(m *member) {
 	delete(p.members, m.id)
 	delete(p.at, home{m.tenant, m.addr})
 	for _, at := range m.places() {
-		if rest := slices.DeleteFunc(p.named[at], func(o *member) bool { return o == m }); len(rest) > 0 {
-			p.named[at] = rest
-		} else {
-			delete(p.named, at)
-		}
+		p.clear(at, m)
 	}
 }
 
 // find returns the peer of a sandbox that has a name: NAME, NAME.NETWORK or NAME.NETWORK.internal.
+// The name of a sandbox comes before aliases of others, and of these the one that joined first.
 func (p *peers) find(id string, name policy.Name) (gateway.Peer, error) {
 	rest, internal := strings.CutSuffix(name.String(), ".internal")
 	p.mu.Lock()
@@ -159,11 +200,16 @@ func (p *peers) find(id string, name policy.Name) (gateway.Peer, error) {
 	}
 	for _, network := range m.networks {
 		short, qualified := strings.CutSuffix(rest, "."+network)
-		if !qualified && (internal || strings.Contains(rest, ".")) {
+		if qualified && !qualifies(network) || !qualified && (internal || strings.Contains(rest, ".")) {
 			continue
 		}
-		if all := p.named[place{m.tenant, network, short}]; len(all) > 0 && all[0].addr.IsValid() {
-			return gateway.Peer{Name: all[0].name, Network: network, Addr: all[0].addr}, nil
+		all := p.named[place{m.tenant, network, short}]
+		own := slices.IndexFunc(all, func(o *member) bool { return strings.EqualFold(o.name, short) })
+		if len(all) == 0 {
+			continue
+		}
+		if to := all[max(own, 0)]; to.addr.IsValid() {
+			return gateway.Peer{Name: to.name, Network: network, Addr: to.addr}, nil
 		}
 	}
 	return gateway.Peer{}, gateway.ErrNoPeer

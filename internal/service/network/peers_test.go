@@ -27,22 +27,24 @@ func TestCheckJoin(t *testing.T) {
 		"too many":        {strings.Split("a b c d e f g h i", " "), "at most 8"},
 		"twice":           {[]string{"a", "b", "a"}, "named twice"},
 		"none":            {[]string{""}, "letters"},
-		"case":            {[]string{"Front"}, "letters"},
-		"a dot":           {[]string{"a.b"}, "letters"},
-		"a trailing dot":  {[]string{"a."}, "letters"},
-		"an underscore":   {[]string{"a_b"}, "letters"},
+		"case":            {[]string{"Front"}, ""},
+		"a dot":           {[]string{"a.b"}, ""},
+		"a trailing dot":  {[]string{"a."}, ""},
+		"an underscore":   {[]string{"a_b"}, ""},
+		"a slash":         {[]string{"a/b"}, "letters"},
+		"a dot first":     {[]string{".a"}, "letters"},
 		"a hyphen":        {[]string{"-a"}, "letters"},
-		"digits":          {[]string{"127"}, "digits alone"},
-		"hexadecimal":     {[]string{"0x7f"}, "digits alone"},
+		"digits":          {[]string{"127"}, ""},
+		"hexadecimal":     {[]string{"0x7f"}, ""},
 		"too long":        {[]string{long + "a"}, "letters"},
 		"NUL":             {[]string{"a\x00"}, "letters"},
 		"the Kelvin sign": {[]string{"\u212a"}, "letters"},
-		"internal":        {[]string{"internal"}, "something else"},
-		"localhost":       {[]string{"localhost"}, "something else"},
-		"com":             {[]string{"front", "com"}, "top-level domain"},
-		"org":             {[]string{"org"}, "top-level domain"},
-		"of a country":    {[]string{"de"}, "top-level domain"},
-		"in Chinese":      {[]string{"xn--fiqs8s"}, "top-level domain"},
+		"internal":        {[]string{"internal"}, ""},
+		"localhost":       {[]string{"localhost"}, ""},
+		"com":             {[]string{"front", "com"}, ""},
+		"org":             {[]string{"org"}, ""},
+		"of a country":    {[]string{"de"}, ""},
+		"in Chinese":      {[]string{"xn--fiqs8s"}, ""},
 		"no domain":       {[]string{"frontend", "db", "prod-2", "test", "app", "dev"}, ""},
 	} {
 		for _, mode := range []api.NetworkMode{"", api.NetworkNone, api.NetworkFull} {
@@ -196,6 +198,73 @@ func TestPeersAreFound(t *testing.T) {
 	}
 }
 
+// Aliases lead to a sandbox in the network that they are for. Its name comes before aliases of
+// others, and the oldest of these before the rest. Nothing is found by a network with dots or
+// capitals.
+func TestAliases(t *testing.T) {
+	p := crowd()
+	aka := func(id, name string, aliases ...string) {
+		rec := record(id, "", name, "back", "Up", "example.com", "internal", "com", "de")
+		rec.Network.Aliases = map[string][]string{"back": aliases, "Up": {"up"}, "example.com": {"www"}}
+		p.enter(rec)
+	}
+	aka("one", "first", "sql", "db", "SQL")
+	aka("two", "my_db", "sql", "first")
+	for _, tc := range []struct{ id, name, want string }{
+		{"w", "sql", "first in back"},
+		{"w", "Sql.back.internal", "first in back"},
+		{"w", "db", "db in back"},
+		{"w", "first", "first in back"},
+		{"w", "my_db.back", "my_db in back"},
+		{"w", "up", ""},
+		{"c", "sql", ""},
+		{"td", "sql", ""},
+		{"one", "up", "first in Up"},
+		{"one", "www", "first in example.com"},
+		{"one", "first.up", ""},
+		{"one", "www.example.com", ""},
+		{"one", "www.example.com.internal", ""},
+		{"one", "first.internal", ""},
+		{"one", "first.internal.internal", ""},
+		{"one", "first.com", ""},
+		{"one", "first.de.internal", ""},
+	} {
+		name, err := policy.ParsePeerName(tc.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if peer, err := p.find(tc.id, name); err == nil {
+			got = peer.Name + " in " + peer.Network
+		}
+		if got != tc.want {
+			t.Errorf("%s asks for %s: %q, want %q", tc.id, tc.name, got, tc.want)
+		}
+	}
+	// A sandbox that joins later has the address of its name, and one that leaves is not found.
+	name, _ := policy.ParsePeerName("late")
+	p.rejoin("a", "renamed", &api.Network{Join: []string{"back"}, Aliases: map[string][]string{"back": {"late"}}})
+	renamed, _ := policy.ParsePeerName("renamed")
+	if peer, err := p.find("w", renamed); err != nil || peer.Name != "renamed" {
+		t.Errorf("renamed before it joined: %+v, %v", peer, err)
+	}
+	peer, err := p.find("w", name)
+	if _, _, herr := p.having("a", p.members["w"].addr); err != nil || herr != nil || !peer.Addr.IsValid() {
+		t.Errorf("joined: %+v, %v, %v", peer, err, herr)
+	}
+	p.rejoin("a", "renamed", &api.Network{})
+	_, err = p.find("w", name)
+	if _, _, herr := p.having("w", peer.Addr); !errors.Is(err, gateway.ErrNoPeer) || !errors.Is(herr, gateway.ErrNoPeer) {
+		t.Errorf("left: %v, %v", err, herr)
+	}
+	for _, m := range p.members {
+		p.leave(m)
+	}
+	if len(p.members)+len(p.named)+len(p.at) > 0 {
+		t.Errorf("left: %v, %v, %v", p.members, p.named, p.at)
+	}
+}
+
 // Whatever address a sandbox asks for, it gets a connection to its peers only.
 func TestAddressesLeadToPeersOnly(t *testing.T) {
 	p := crowd()
@@ -316,7 +385,7 @@ func FuzzFind(f *testing.F) {
 		f.Add("td", s)
 	}
 	f.Fuzz(func(t *testing.T, id, text string) {
-		name, err := policy.ParseName(text)
+		name, err := policy.ParsePeerName(text)
 		if err != nil {
 			return
 		}

@@ -152,7 +152,7 @@ func TestPublishedSockets(t *testing.T) {
 	if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	third, err := Open(Options{Dir: t.TempDir(), PortDir: n.opts.PortDir})
+	third, err := Open(Options{Dir: t.TempDir(), NamedDir: t.TempDir(), PortDir: n.opts.PortDir})
 	if err != nil {
 		t.Fatal(err)
 	}
