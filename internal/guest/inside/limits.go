@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 
@@ -62,8 +63,8 @@ func RunShim(args []string) {
 	}
 	var b [4]byte
 	binary.NativeEndian.PutUint32(b[:], uint32(errno))
-	_, _ = unix.Write(3, b[:])
-	unix.Exit(127)
+	_, _, _ = unix.RawSyscall(unix.SYS_WRITE, 3, uintptr(unsafe.Pointer(&b)), uintptr(len(b)))
+	_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 127, 0, 0)
 }
 
 func shim(args []string) error {
@@ -98,10 +99,23 @@ func shim(args []string) error {
 	}
 	argv, env := args[4:4+n], args[4+n:]
 	makeRoom(argv, env)
-	for _, l := range limits {
-		// By package syscall, which then does not restore the limit of descriptors.
-		if err := syscall.Setrlimit(l.resource, &l.Rlimit); err != nil {
-			return err
+	for i := range limits {
+		l := &limits[i]
+		if l.resource == unix.RLIMIT_NOFILE {
+			// By package syscall, which then does not restore it.
+			if err := syscall.Setrlimit(l.resource, &l.Rlimit); err != nil {
+				return err
+			}
+		}
+	}
+	for i := range limits {
+		l := &limits[i]
+		if l.resource == unix.RLIMIT_NOFILE {
+			continue
+		}
+		_, _, errno := unix.RawSyscall6(unix.SYS_PRLIMIT64, 0, uintptr(l.resource), uintptr(unsafe.Pointer(&l.Rlimit)), 0, 0, 0) //nolint:gosec // G115: a number
+		if errno != 0 {
+			return errno
 		}
 	}
 	return syscall.Exec(args[3], argv, env) //nolint:gosec // running the daemon's programs is the purpose
@@ -110,7 +124,8 @@ func shim(args []string) error {
 // makeRoom makes sure that the runtime needs no more memory, nor a thread for its collector, until
 // exec. Under a small limit of memory it would get neither, and die with an exit that looks like
 // the program's. Exec copies all arguments; here that is done before, and the copies are freed for
-// reuse.
+// reuse. The shim has GOMAXPROCS=1, and its calls under the limit are raw: for a processor that a
+// thread leaves free, or keeps long in a call, the runtime starts a further thread.
 func makeRoom(lists ...[]string) {
 	debug.SetGCPercent(-1)
 	var held [][]*byte
@@ -157,7 +172,7 @@ func (s *server) forkLimited(c *conn, path string, argv []string, attr *syscall.
 	defer func() { _ = told.Close() }()
 	_ = told.SetReadDeadline(time.Now().Add(shimTimeout))
 	a := *attr
-	a.Env = nil
+	a.Env = []string{"GOMAXPROCS=1"} // see makeRoom
 	a.Files = append(append([]uintptr{}, attr.Files...), uintptr(pipe[1]))
 	p, err := s.fork(c, "/proc/self/exe", shimArgs(r.Limits, path, argv, attr.Env), &a, false)
 	_ = unix.Close(pipe[1])
