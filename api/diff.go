@@ -34,9 +34,11 @@ type SandboxDiff struct {
 type CommitSandbox struct {
 	Reference string `json:"reference"` // of the new image; an existing image loses the name
 	// Config overrides how the new image is run; empty fields stay. Env and Labels are merged by
-	// name. An Entrypoint without a Cmd removes the image's Cmd, as in a Dockerfile.
+	// name, and Volumes and Ports are added. An Entrypoint without a Cmd removes the image's Cmd, as
+	// in a Dockerfile.
 	Config  ImageConfig `json:"config,omitzero"`
 	Comment string      `json:"comment,omitempty"` // for the image's history
+	Author  string      `json:"author,omitempty"`  // of the new image; default the image's
 }
 
 // SandboxCommitted is the answer to POST /v1/sandboxes/{id}/commit.

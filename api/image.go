@@ -107,6 +107,13 @@ type ImageConfig struct {
 	WorkingDir string            `json:"working_dir,omitempty"`
 	User       string            `json:"user,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"`
+	// Volumes are the paths at which a sandbox of the image has volumes of its own.
+	Volumes []string `json:"volumes,omitempty"`
+	// Ports are the ports on which the image's program listens, as "80/tcp". Nothing is published by
+	// them.
+	Ports       []string     `json:"ports,omitempty"`
+	StopSignal  string       `json:"stop_signal,omitempty"` // as in [Settings]
+	HealthCheck *HealthCheck `json:"health_check,omitempty"`
 }
 
 // ImageLayer is one layer of an image.

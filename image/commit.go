@@ -28,6 +28,7 @@ type CommitOptions struct {
 	Reference string          // of the new image
 	Config    api.ImageConfig // changes, as in [api.CommitSandbox]
 	Comment   string
+	Author    string
 	Created   time.Time
 	// Layer writes the new layer as an uncompressed tar stream and returns the result of [layer.Diff],
 	// with the DiffID. Without entries the new image has the layers of the old one.
@@ -210,7 +211,7 @@ func configured(raw []byte, file *v1.ConfigFile, diffIDs []v1.Hash, opts *Commit
 	for i := range max(1, len(diffIDs)) {
 		entry := v1.History{Created: created, CreatedBy: "sandboxd snapshot", EmptyLayer: len(diffIDs) == 0}
 		if i >= len(diffIDs)-1 {
-			entry.CreatedBy, entry.Comment = "sandboxd commit", opts.Comment
+			entry.CreatedBy, entry.Comment, entry.Author = "sandboxd commit", opts.Comment, opts.Author
 		}
 		encoded, err := json.Marshal(entry)
 		if err != nil {
@@ -221,6 +222,11 @@ func configured(raw []byte, file *v1.ConfigFile, diffIDs []v1.Hash, opts *Commit
 	file.RootFS.DiffIDs = append(file.RootFS.DiffIDs, diffIDs...)
 	if config == nil {
 		config = make(object)
+	}
+	if opts.Author != "" {
+		if err := doc.set("author", opts.Author); err != nil {
+			return nil, err
+		}
 	}
 	if err := errors.Join(config.configure(&file.Config, opts.Config), doc.set("config", config), doc.set("history", history),
 		doc.set("created", created), doc.set("rootfs", file.RootFS)); err != nil {
@@ -283,6 +289,23 @@ func (o object) configure(c *v1.Config, change api.ImageConfig) error {
 	}
 	if change.User != "" {
 		err = errors.Join(err, o.set("User", change.User))
+	}
+	for _, more := range []struct {
+		name  string
+		has   map[string]struct{}
+		names []string
+	}{{"Volumes", c.Volumes, change.Volumes}, {"ExposedPorts", c.ExposedPorts, change.Ports}} {
+		if len(more.names) > 0 {
+			all := archive.Set(more.names)
+			maps.Copy(all, more.has)
+			err = errors.Join(err, o.set(more.name, all))
+		}
+	}
+	if change.StopSignal != "" {
+		err = errors.Join(err, o.set("StopSignal", change.StopSignal))
+	}
+	if change.HealthCheck != nil {
+		err = errors.Join(err, o.set("Healthcheck", archive.Healthcheck(change.HealthCheck)))
 	}
 	if len(change.Labels) > 0 {
 		labels := maps.Clone(c.Labels)

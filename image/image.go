@@ -64,6 +64,17 @@ type Health struct {
 	Retries                                       int
 }
 
+// check returns h in the form of the API; nil if there is none.
+func (h *Health) check() *api.HealthCheck {
+	if h == nil {
+		return nil
+	}
+	return &api.HealthCheck{
+		Test: h.Test, Interval: h.Interval.Seconds(), Timeout: h.Timeout.Seconds(),
+		StartPeriod: h.StartPeriod.Seconds(), StartInterval: h.StartInterval.Seconds(), Retries: h.Retries,
+	}
+}
+
 // Image is a stored image, with every layer extracted.
 type Image struct {
 	api.Image

@@ -3,6 +3,7 @@ package image
 import (
 	"bytes"
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -12,12 +13,6 @@ import (
 	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/store"
 )
-
-// configFile returns an image's stored configuration.
-func (s *Service) configFile(r *store.Record) (*v1.ConfigFile, error) {
-	_, c, err := s.readConfig(r)
-	return c, err
-}
 
 // readConfig reads an image's stored configuration.
 func (s *Service) readConfig(r *store.Record) ([]byte, *v1.ConfigFile, error) {
@@ -41,9 +36,13 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 	if err != nil {
 		return api.ImageDetail{}, err
 	}
-	c, err := s.configFile(r)
+	data, c, err := s.readConfig(r)
 	if err != nil {
 		return api.ImageDetail{}, err
+	}
+	health, err := healthOf(data)
+	if err != nil {
+		return api.ImageDetail{}, errdefs.Classf(ErrInvalid, "image %s: its HEALTHCHECK cannot be read: %w", r.Name, err)
 	}
 	records, err := s.records()
 	if err != nil {
@@ -57,7 +56,8 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 		Image: summary(r), UsedBy: s.usedBy(r.Manifest.Digest), Author: c.Author, Created: moment(c.Created.Time),
 		Config: api.ImageConfig{
 			Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd, Env: c.Config.Env, WorkingDir: c.Config.WorkingDir, User: c.Config.User,
-			Labels: c.Config.Labels,
+			Labels: c.Config.Labels, Volumes: slices.Sorted(maps.Keys(c.Config.Volumes)), Ports: slices.Sorted(maps.Keys(c.Config.ExposedPorts)),
+			StopSignal: c.Config.StopSignal, HealthCheck: health.check(),
 		},
 		History: []api.ImageHistory{},
 	}

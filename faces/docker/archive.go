@@ -119,7 +119,13 @@ func (c *call) describe(sb *api.Sandbox, clean string, follow bool) (*api.FileEn
 	if err != nil {
 		return nil, c.noFile(err, c.q.Get("path"), sb)
 	}
+	if name := c.q.Get("path"); e.Type != api.TypeDirectory && (strings.HasSuffix(name, "/") || strings.HasSuffix(name, "/.")) {
+		return nil, badf("lstat %s: not a directory", clip(name))
+	}
 	st := pathStat{Name: path.Base(clean), Size: e.Size, Mode: modeOf(e), Mtime: e.MTime, LinkTarget: e.Target}
+	if strings.HasSuffix(c.q.Get("path"), "/.") {
+		st.Name = "."
+	}
 	if e.Type == api.TypeDirectory && st.Size == 0 {
 		st.Size = 4096 // some clients take a directory of no size for a missing one
 	}

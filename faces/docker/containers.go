@@ -17,6 +17,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/api/types/network"
+	"github.com/moby/moby/api/types/storage"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
@@ -83,6 +84,9 @@ func stateOf(sb *api.Sandbox) container.ContainerState {
 	}
 	return container.StateExited
 }
+
+// lives reports whether a container has processes.
+func lives(sb *api.Sandbox) bool { return sb.State == api.StateRunning || sb.State == api.StatePaused }
 
 // notStarted begins the reason of a sandbox whose program could not be started.
 const notStarted = "its main process could not be started"
@@ -156,11 +160,11 @@ type inspect struct {
 
 func portMap(sb *api.Sandbox, req *container.CreateRequest) map[string][]portBinding {
 	out := make(map[string][]portBinding)
+	if sb.State != api.StateRunning && sb.State != api.StatePaused || len(sb.Ports) == 0 && (req.HostConfig.NetworkMode == "none" || req.NetworkDisabled) {
+		return out
+	}
 	for p := range req.ExposedPorts {
 		out[p.String()] = nil
-	}
-	if sb.State != api.StateRunning && sb.State != api.StatePaused {
-		return map[string][]portBinding{}
 	}
 	for i := range sb.Ports {
 		p := &sb.Ports[i]
@@ -179,7 +183,7 @@ func mountPoints(sb *api.Sandbox) []container.MountPoint {
 	out := []container.MountPoint{}
 	for i := range sb.Mounts {
 		m := &sb.Mounts[i]
-		mode := "rw"
+		mode := ""
 		if m.ReadOnly {
 			mode = "ro"
 		}
@@ -202,23 +206,50 @@ func (c *call) getContainer() error {
 		return err
 	}
 	if c.bool("size") {
-		var zero int64
-		doc.SizeRw, doc.SizeRootFs = &zero, &zero
-		if du, err := c.f.api.DiskUsage(c.ctx()); err == nil {
-			for i := range du.Files {
-				if du.Files[i].ID == sb.ID {
-					doc.SizeRw = &du.Files[i].Bytes
-				}
-			}
+		sizes, err := c.f.sizes(c.ctx())
+		if err != nil {
+			return err
 		}
+		rw, root := sizes.of(sb)
+		doc.SizeRw, doc.SizeRootFs = &rw, &root
 	}
 	return c.json(http.StatusOK, doc)
+}
+
+// containerSizes holds bytes of files: those of containers by sandbox, and of images by digest.
+type containerSizes struct{ files, images map[string]int64 }
+
+func (f *Face) sizes(ctx context.Context) (containerSizes, error) {
+	s := containerSizes{map[string]int64{}, map[string]int64{}}
+	du, err := f.api.DiskUsage(ctx)
+	if err != nil {
+		return s, err
+	}
+	for i := range du.Files {
+		s.files[du.Files[i].ID] = du.Files[i].Bytes
+	}
+	images, err := f.images(ctx)
+	if err != nil {
+		return s, err
+	}
+	for i := range images {
+		s.images[images[i].id] = images[i].image.SharedSize + images[i].image.UniqueSize
+	}
+	return s, nil
+}
+
+// of returns the bytes of a container's own files, and of all that it sees.
+func (s containerSizes) of(sb *api.Sandbox) (own, all int64) {
+	own = s.files[sb.ID]
+	return own, own + s.images[sb.ImageDigest]
 }
 
 func (f *Face) inspect(ctx context.Context, sb *api.Sandbox) (*inspect, error) {
 	req := requestOf(sb)
 	cfg := *req.Config
-	cfg.Env = sb.Env
+	if len(cfg.Env) == 0 {
+		cfg.Env = sb.Env
+	}
 	cfg.WorkingDir, cfg.User = sb.Cwd, req.User
 	if len(cfg.Entrypoint) == 0 {
 		cfg.Entrypoint = sb.Entrypoint
@@ -233,15 +264,19 @@ func (f *Face) inspect(ctx context.Context, sb *api.Sandbox) (*inspect, error) {
 		cfg.Healthcheck = healthConfig(sb.HealthCheck)
 	}
 	state := stateOf(sb)
-	lives := state == container.StateRunning || state == container.StatePaused
+	running := state == container.StateRunning || state == container.StatePaused
 	d := &inspect{InspectResponse: container.InspectResponse{
 		ID: containerID(sb.ID), Created: timeText(sb.CreatedAt), Image: imageIDOf(sb), Name: "/" + sb.Name, RestartCount: sb.Restarts,
 		Driver: "overlay2", Platform: "linux", HostConfig: req.HostConfig, Config: &cfg, Mounts: mountPoints(sb),
+		GraphDriver: &storage.DriverData{Name: "overlay2", Data: map[string]string{}},
 		State: &container.State{
-			Status: state, Running: lives || state == container.StateRestarting, Paused: state == container.StatePaused, Restarting: state == container.StateRestarting,
+			Status: state, Running: running || state == container.StateRestarting, Paused: state == container.StatePaused, Restarting: state == container.StateRestarting,
 			Pid: sb.PID, StartedAt: timeText(sb.StartedAt), FinishedAt: timeText(time.Time{}), Health: health(sb),
 		},
 	}}
+	if state == container.StateCreated {
+		d.State.StartedAt = timeText(time.Time{})
+	}
 	if len(sb.Command) > 0 {
 		d.Path, d.Args = sb.Command[0], sb.Command[1:]
 	}
@@ -258,7 +293,7 @@ func (f *Face) inspect(ctx context.Context, sb *api.Sandbox) (*inspect, error) {
 			d.State.Error = sb.Reason
 		}
 	}
-	if lives {
+	if running {
 		execs, err := f.api.ListExecs(ctx, sb.ID)
 		if err != nil && !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
 			return nil, err
@@ -270,20 +305,30 @@ func (f *Face) inspect(ctx context.Context, sb *api.Sandbox) (*inspect, error) {
 		}
 	}
 	var address netip.Addr
-	if lives && len(sb.Network.Join) > 0 {
+	if running && len(sb.Network.Join) > 0 {
 		address = f.addressOf(ctx, sb)
 	}
-	if d.HostConfig.LogConfig.Type == "" {
-		d.HostConfig.LogConfig.Type = "json-file"
-	}
-	if d.HostConfig.NetworkMode == "" || d.HostConfig.NetworkMode == "default" {
-		d.HostConfig.NetworkMode = "bridge"
-	}
+	showDefaults(d.HostConfig)
 	d.NetworkSettings = &networkSettings{Ports: portMap(sb, req), Networks: networksOf(sb, address)}
 	if e := d.NetworkSettings.Networks["bridge"]; e != nil && address.IsValid() {
 		d.NetworkSettings.IPAddress, d.NetworkSettings.IPPrefixLen = address.String(), 15
 	}
 	return d, nil
+}
+
+// showDefaults completes a request as Docker shows it.
+func showDefaults(h *container.HostConfig) {
+	h.LogConfig.Type = cmp.Or(h.LogConfig.Type, "json-file")
+	if h.LogConfig.Config == nil {
+		h.LogConfig.Config = map[string]string{}
+	}
+	if h.NetworkMode == "" || h.NetworkMode == "default" {
+		h.NetworkMode = "bridge"
+	}
+	h.CgroupnsMode = cmp.Or(h.CgroupnsMode, "private")
+	h.IpcMode = cmp.Or(h.IpcMode, "private")
+	h.Runtime = cmp.Or(h.Runtime, "runc")
+	h.ShmSize = cmp.Or(h.ShmSize, 64<<20)
 }
 
 // addressOf returns the address of a sandbox for the others in its networks.
@@ -352,6 +397,11 @@ func (c *call) getContainers() error {
 			return badf("invalid filter 'health=%s'", clip(s))
 		}
 	}
+	for _, s := range want["exited"] {
+		if _, err := strconv.Atoi(s); err != nil {
+			return badf("invalid filter 'exited=%s'", clip(s))
+		}
+	}
 	all, err := c.f.api.ListSandboxes(c.ctx(), client.ListOptions{})
 	if err != nil {
 		return err
@@ -361,17 +411,13 @@ func (c *call) getContainers() error {
 	if err != nil {
 		return err
 	}
-	sizes := map[string]int64{}
+	var sizes containerSizes
 	if c.bool("size") {
-		du, err := c.f.api.DiskUsage(c.ctx())
-		if err != nil {
+		if sizes, err = c.f.sizes(c.ctx()); err != nil {
 			return err
 		}
-		for i := range du.Files {
-			sizes[du.Files[i].ID] = du.Files[i].Bytes
-		}
 	}
-	everything := c.bool("all") || limit > 0 || len(want["status"]) > 0 || len(want["exited"]) > 0
+	everything := c.bool("all") || limit > 0 || len(want["status"]) > 0
 	out := []summary{}
 	for i := range all {
 		sb := &all[i]
@@ -380,7 +426,7 @@ func (c *call) getContainers() error {
 			continue
 		}
 		row := c.f.summary(sb, state)
-		row.SizeRw, row.SizeRootFs = sizes[sb.ID], sizes[sb.ID]
+		row.SizeRw, row.SizeRootFs = sizes.of(sb)
 		if out = append(out, row); limit > 0 && len(out) == limit {
 			break
 		}
@@ -391,7 +437,7 @@ func (c *call) getContainers() error {
 func (f *Face) summary(sb *api.Sandbox, state container.ContainerState) summary {
 	req := requestOf(sb)
 	row := summary{
-		ID: containerID(sb.ID), Names: []string{"/" + sb.Name}, Image: req.Image, ImageID: imageIDOf(sb), Command: strings.Join(sb.Command, " "),
+		ID: containerID(sb.ID), Names: []string{"/" + sb.Name}, Image: req.Image, ImageID: imageIDOf(sb), Command: commandLine(sb.Command),
 		Created: sb.CreatedAt.Unix(), Ports: []portSummary{}, Labels: req.Labels, State: state, Status: status(sb, state), Mounts: mountPoints(sb),
 	}
 	if row.Labels == nil {
@@ -414,6 +460,17 @@ func (f *Face) summary(sb *api.Sandbox, state container.ContainerState) summary 
 		return cmp.Or(cmp.Compare(a.PrivatePort, b.PrivatePort), cmp.Compare(a.PublicPort, b.PublicPort))
 	})
 	return row
+}
+
+// commandLine returns a command in words: the arguments with blanks are quoted.
+func commandLine(argv []string) string {
+	words := slices.Clone(argv)
+	for i, word := range words {
+		if i > 0 && strings.Contains(word, " ") {
+			words[i] = "'" + word + "'"
+		}
+	}
+	return strings.Join(words, " ")
 }
 
 // status returns the state in words, as Docker has it.
@@ -544,7 +601,7 @@ func (f *Face) start(ctx context.Context, sb *api.Sandbox) error {
 		}
 	}
 	return startError(err, "failed to create task for container: failed to create shim task: OCI runtime create failed: runc create failed: "+
-		"unable to start container process: error during container init: ")
+		"unable to start container process: error during container init: ", sb.Command)
 }
 
 // exitOfFailure returns the exit code that shells have for a program that could not be started.
@@ -560,13 +617,18 @@ func exitOfFailure(err error) int {
 }
 
 // startError puts the words into an error by which clients tell what was wrong with a program.
-func startError(err error, prefix string) error {
+func startError(err error, prefix string, argv []string) error {
 	p, ok := errors.AsType[*api.Problem](err)
+	if !ok || len(argv) == 0 {
+		return err
+	}
 	switch {
-	case ok && p.Code == api.CodeProgramMissing:
-		return badf("%s%s: executable file not found in $PATH", prefix, p.Detail)
-	case ok && p.Code == api.CodeProgramDenied:
-		return badf("%s%s: permission denied", prefix, p.Detail)
+	case p.Code == api.CodeProgramMissing && strings.Contains(argv[0], "/"):
+		return badf("%sexec: %q: stat %s: no such file or directory: unknown", prefix, argv[0], argv[0])
+	case p.Code == api.CodeProgramMissing:
+		return badf("%sexec: %q: executable file not found in $PATH: unknown", prefix, argv[0])
+	case p.Code == api.CodeProgramDenied:
+		return badf("%sexec: %q: permission denied: unknown", prefix, argv[0])
 	}
 	return err
 }
@@ -712,6 +774,9 @@ func (f *Face) signal(ctx context.Context, sb *api.Sandbox, signal string) error
 
 func (c *call) postKill() error {
 	sb, err := c.container()
+	if statusOf(err) == http.StatusNotFound {
+		return statusf(http.StatusNotFound, "cannot kill container: %s: %v", clip(c.args[0]), err)
+	}
 	if err != nil {
 		return err
 	}
@@ -776,8 +841,11 @@ func (c *call) postRename() error {
 	if name == "" {
 		return badf("Neither old nor new names may be empty")
 	}
+	if name == sb.Name {
+		return badf("Renaming a container with the same name as its current name")
+	}
 	if !validName(name) {
-		return badf("Invalid container name (%s), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed, and at most 63 characters", clip(name))
+		return badf("Error when allocating new name: Invalid container name (%s), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed, and at most 63 characters", clip(name))
 	}
 	_, err = c.f.api.RenameSandbox(c.ctx(), sb.ID, name)
 	if errors.Is(err, &api.Problem{Code: api.CodeExists}) {
@@ -860,7 +928,7 @@ func (c *call) postUpdate() error {
 			return err
 		}
 	}
-	return c.json(http.StatusOK, map[string][]string{"Warnings": {}})
+	return c.json(http.StatusOK, map[string][]string{"Warnings": nil})
 }
 
 func (c *call) postContainersPrune() error {
@@ -980,13 +1048,16 @@ func (c *call) getChanges() error {
 		Path string
 		Kind int
 	}
-	out := []change{}
+	var out []change // null without any, as in Docker
 	if stateOf(sb) != container.StateCreated {
 		diff, err := c.f.api.Diff(c.ctx(), sb.ID)
 		if err != nil {
 			return err
 		}
 		for _, d := range diff.Changes {
+			if d.Kind == api.Added && (d.Path == "/dev" || d.Path == "/proc" || d.Path == "/sys") {
+				continue // mount points, which Docker makes below the container's own files
+			}
 			out = append(out, change{d.Path, map[api.ChangeKind]int{api.Changed: 0, api.Added: 1, api.Deleted: 2}[d.Kind]})
 		}
 	}

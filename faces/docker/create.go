@@ -8,12 +8,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/docker/go-units"
 	"github.com/moby/moby/api/types/container"
@@ -215,12 +217,15 @@ func (f *Face) translate(ctx context.Context, req *container.CreateRequest) (sb 
 	if err := checkHost(host); err != nil {
 		return sb, nil, err
 	}
+	if host.ShmSize < 0 {
+		return sb, nil, badf("SHM size can not be less than 0")
+	}
 	image, err := f.findImage(ctx, cfg.Image)
 	if err != nil {
 		return sb, nil, err
 	}
 	sb = api.CreateSandbox{
-		Image: image, Env: cfg.Env, Cwd: cfg.WorkingDir, User: cfg.User, ImageCommand: true, Entrypoint: cfg.Entrypoint, Command: cfg.Cmd,
+		Image: image, Env: assigned(cfg.Env), Cwd: cfg.WorkingDir, User: cfg.User, ImageCommand: true, Entrypoint: cfg.Entrypoint, Command: cfg.Cmd,
 		TTY: cfg.Tty, StdinOpen: cfg.OpenStdin, Timeout: api.Never, Stopped: true, Labels: labelsOf(cfg.Labels),
 	}
 	sb.Settings = api.Settings{
@@ -239,6 +244,9 @@ func (f *Face) translate(ctx context.Context, req *container.CreateRequest) (sb 
 	if sb.Restart, err = restartOf(host.RestartPolicy); err != nil {
 		return sb, nil, err
 	}
+	if host.AutoRemove && sb.Restart != "" {
+		return sb, nil, badf("can't create 'AutoRemove' container with restart policy")
+	}
 	if err := limitsOf(&sb.Limits, &host.Resources, host.StorageOpt); err != nil {
 		return sb, nil, err
 	}
@@ -256,7 +264,10 @@ func (f *Face) translate(ctx context.Context, req *container.CreateRequest) (sb 
 		if n, a, eq := strings.Cut(line, "="); eq {
 			name, address, ok = n, a, true
 		}
-		if !ok || address == "host-gateway" {
+		if !ok {
+			return sb, nil, badf("bad format for add-host: %q", clip(line))
+		}
+		if address == "host-gateway" {
 			return sb, nil, badf("HostConfig.ExtraHosts %q: must be NAME:ADDRESS; host-gateway is none, because the host has no address in a sandbox", clip(line))
 		}
 		sb.Hosts = append(sb.Hosts, api.HostAddress{Name: name, Address: strings.Trim(address, "[]")})
@@ -264,12 +275,25 @@ func (f *Face) translate(ctx context.Context, req *container.CreateRequest) (sb 
 	if err := mountsOf(&sb.Settings, host); err != nil {
 		return sb, nil, err
 	}
+	targets := map[string]bool{}
+	for i := range sb.Mounts {
+		if at := sb.Mounts[i].Target; targets[at] {
+			return sb, nil, badf("Duplicate mount point: %s", clip(at))
+		}
+		targets[sb.Mounts[i].Target] = true
+	}
 	if err := anonymousVolumes(&sb.Settings, cfg.Volumes); err != nil {
 		return sb, nil, err
 	}
 	if err := f.networkOf(ctx, &sb, req); err != nil {
 		return sb, nil, err
 	}
+	d, err := f.api.Image(ctx, image)
+	if err != nil {
+		return sb, nil, err
+	}
+	addImage(cfg, &d.Config)
+	sb.Labels = labelsOf(cfg.Labels)
 	kept, err := json.Marshal(req)
 	if err != nil {
 		return sb, nil, err
@@ -278,12 +302,84 @@ func (f *Face) translate(ctx context.Context, req *container.CreateRequest) (sb 
 	return sb, warnings, nil
 }
 
+// assigned returns the entries of an environment that have a value. One without it asks for a
+// variable of the image to be left out; it has no value then.
+func assigned(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(e string) bool { return !strings.Contains(e, "=") })
+}
+
+// maxImageLabels limits the bytes of an image's labels that its containers are shown with.
+const maxImageLabels = 64 << 10
+
+// addImage completes the configuration of a container by its image's, as it is shown.
+func addImage(cfg *container.Config, img *api.ImageConfig) {
+	from := configOf(img)
+	cfg.User = cmp.Or(cfg.User, from.User)
+	cfg.StopSignal = cmp.Or(cfg.StopSignal, from.StopSignal)
+	if len(cfg.Entrypoint) == 0 {
+		if len(cfg.Cmd) == 0 {
+			cfg.Cmd = from.Cmd
+		}
+		if cfg.Entrypoint == nil {
+			cfg.Entrypoint = from.Entrypoint
+		}
+	}
+	for _, e := range from.Env {
+		name, _, _ := strings.Cut(e, "=")
+		if !slices.ContainsFunc(cfg.Env, func(have string) bool { return have == name || strings.HasPrefix(have, name+"=") }) {
+			cfg.Env = append(cfg.Env, e)
+		}
+	}
+	total := 0
+	for k, v := range from.Labels {
+		total += len(k) + len(v)
+	}
+	if total <= maxImageLabels {
+		cfg.Labels = with(cfg.Labels, from.Labels)
+	}
+	cfg.Volumes, cfg.ExposedPorts = with(cfg.Volumes, from.Volumes), with(cfg.ExposedPorts, from.ExposedPorts)
+}
+
+// with returns a map with the entries of another that it lacks.
+func with[M ~map[K]V, K comparable, V any](m, more M) M {
+	if len(more) == 0 {
+		return m
+	}
+	all := maps.Clone(more)
+	maps.Copy(all, m)
+	return all
+}
+
 func (f *Face) checkConfig(cfg *container.Config) error {
 	if cfg.Image == "" {
 		return badf("no image specified: Config.Image is empty")
 	}
 	if err := checkLabels(cfg.Labels); err != nil {
 		return err
+	}
+	if cfg.WorkingDir != "" && !path.IsAbs(cfg.WorkingDir) {
+		return badf("the working directory '%s' is invalid, it needs to be an absolute path", clip(cfg.WorkingDir))
+	}
+	for _, e := range cfg.Env {
+		if e == "" || e[0] == '=' {
+			return badf("invalid environment variable: %s", clip(e))
+		}
+	}
+	if _, ok := signalName(cfg.StopSignal); cfg.StopSignal != "" && !ok {
+		return badf("Invalid signal: %s", clip(cfg.StopSignal))
+	}
+	if h := cfg.Healthcheck; h != nil {
+		for _, v := range []struct {
+			name string
+			d    time.Duration
+		}{{"Interval", h.Interval}, {"Timeout", h.Timeout}, {"StartPeriod", h.StartPeriod}, {"StartInterval", h.StartInterval}} {
+			if v.d != 0 && v.d < time.Millisecond {
+				return badf("%s in Healthcheck cannot be less than 1ms", v.name)
+			}
+		}
+		if h.Retries < 0 {
+			return badf("Retries in Healthcheck cannot be negative")
+		}
 	}
 	if cfg.StopTimeout != nil && (*cfg.StopTimeout < -1 || *cfg.StopTimeout > 600) {
 		return badf("Config.StopTimeout %d: must be at most 600 seconds", *cfg.StopTimeout)
@@ -306,7 +402,7 @@ func checkLabels(all map[string]string) error {
 func labelsOf(all map[string]string) map[string]string {
 	out := map[string]string{api.LabelKeep: "true"}
 	for k, v := range all {
-		fits := k != "" && len(k) <= 128 && len(v) <= 1024 && !strings.Contains(k, "=") && !strings.ContainsFunc(k+v, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' })
+		fits := k != "" && !strings.HasPrefix(k, reserved) && len(k) <= 128 && len(v) <= 1024 && !strings.Contains(k, "=") && !strings.ContainsFunc(k+v, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' })
 		if fits && len(out) < 64 {
 			out[k] = v
 		}
@@ -370,6 +466,12 @@ func checkHost(h *container.HostConfig) error {
 }
 
 func restartOf(p container.RestartPolicy) (string, error) {
+	switch {
+	case p.MaximumRetryCount < 0:
+		return "", badf("invalid restart policy: maximum retry count cannot be negative")
+	case p.MaximumRetryCount > 0 && p.Name != container.RestartPolicyOnFailure:
+		return "", badf("invalid restart policy: maximum retry count can only be used with 'on-failure'")
+	}
 	switch p.Name {
 	case "", container.RestartPolicyDisabled:
 		return "", nil
@@ -390,7 +492,9 @@ func limitsOf(l *api.Limits, r *container.Resources, storage map[string]string) 
 	switch {
 	case r.Memory < 0 || r.NanoCPUs < 0 || r.CPUQuota < -1 || r.CPUPeriod < 0 || r.CPUShares < 0:
 		return badf("HostConfig: a limit is negative")
-	case r.NanoCPUs > 0 && (r.CPUQuota > 0 || r.CPUPeriod > 0):
+	case r.NanoCPUs > 0 && r.CPUQuota > 0:
+		return badf("Conflicting options: Nano CPUs and CPU Quota cannot both be set")
+	case r.NanoCPUs > 0 && r.CPUPeriod > 0:
 		return badf("Conflicting options: Nano CPUs and CPU Period cannot both be set")
 	case r.NanoCPUs > 0:
 		l.CPUs = float64(r.NanoCPUs) / 1e9
@@ -441,6 +545,13 @@ func mountsOf(set *api.Settings, h *container.HostConfig) error {
 	}
 	for i := range h.Mounts {
 		m := &h.Mounts[i]
+		switch {
+		case m.Type != mount.TypeBind && m.Type != mount.TypeVolume && m.Type != mount.TypeTmpfs:
+		case m.Target == "":
+			return badf("invalid mount config for type %q: field Target must not be empty", m.Type)
+		case m.Type == mount.TypeBind && m.Source == "":
+			return badf("invalid mount config for type %q: field Source must not be empty", m.Type)
+		}
 		switch m.Type {
 		case mount.TypeBind:
 			set.Mounts = append(set.Mounts, api.Mount{Type: api.MountBind, Source: path.Clean(m.Source), Target: path.Clean(m.Target), ReadOnly: m.ReadOnly})
@@ -459,7 +570,7 @@ func mountsOf(set *api.Settings, h *container.HostConfig) error {
 		case mount.TypeImage, mount.TypeNamedPipe, mount.TypeCluster:
 			return badf("HostConfig.Mounts: type %s: bind, volume and tmpfs are mounted", m.Type)
 		default:
-			return badf("invalid mount config: mount type unknown: %q", clip(string(m.Type)))
+			return badf("invalid mount config for type %q: mount type unknown", clip(string(m.Type)))
 		}
 	}
 	return nil

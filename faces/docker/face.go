@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -164,21 +165,16 @@ func (c *call) serve(table []route) error {
 		return badf("parse the query: %v", err)
 	}
 	path = strings.Replace(path, "/containers//", "/containers/", 1) // a name as inspect shows it
-	known := false
 	for i := range table {
 		m := table[i].match.FindStringSubmatch(path)
 		if m == nil {
 			continue
 		}
-		known = true
 		if table[i].method != c.r.Method && (table[i].method != http.MethodGet || c.r.Method != http.MethodHead) {
 			continue
 		}
 		c.args = m[1:]
 		return table[i].handle(c)
-	}
-	if known {
-		return statusf(http.StatusMethodNotAllowed, "method not allowed")
 	}
 	return statusf(http.StatusNotFound, "page not found")
 }
@@ -258,7 +254,7 @@ func (c *call) read(v any, optional bool) error {
 	if c.r.ContentLength == 0 && optional {
 		return nil
 	}
-	if typ != "" || !optional {
+	if typ != "" || !optional && c.r.ContentLength != 0 {
 		if t, _, err := mime.ParseMediaType(typ); err != nil || t != "application/json" {
 			if !optional || typ != "text/plain" {
 				return badf("Content-Type specified (%s) must be 'application/json'", typ)
@@ -272,11 +268,18 @@ func (c *call) read(v any, optional bool) error {
 	if err != nil {
 		return badf("read the body: %v", err)
 	}
-	if len(data) == 0 && optional {
-		return nil
+	if len(data) == 0 {
+		if optional {
+			return nil
+		}
+		return badf("invalid JSON: got EOF while reading request body")
 	}
-	if err := json.Unmarshal(data, v); err != nil {
+	in := json.NewDecoder(bytes.NewReader(data))
+	if err := in.Decode(v); err != nil {
 		return badf("invalid JSON: %v", err)
+	}
+	if in.More() {
+		return badf("unexpected content after JSON")
 	}
 	return nil
 }

@@ -38,11 +38,14 @@ func healthConfig(h *api.HealthCheck) *container.HealthConfig {
 
 // health returns the outcome of the checks of a container; nil if none are run.
 func health(sb *api.Sandbox) *container.Health {
-	if sb.Health == nil {
+	if sb.Health == nil || stateOf(sb) == container.StateCreated {
 		return nil
 	}
 	out := &container.Health{
 		Status: container.HealthStatus(sb.Health.Status), FailingStreak: sb.Health.FailingStreak, Log: []*container.HealthcheckResult{},
+	}
+	if sb.State != api.StateRunning && sb.State != api.StatePaused {
+		out.Status = container.Unhealthy
 	}
 	for i := range sb.Health.Log {
 		r := &sb.Health.Log[i]

@@ -12,12 +12,15 @@ import (
 	"io"
 	"net/http"
 	"path"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/docker/go-units"
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
@@ -137,7 +140,14 @@ func checkReference(ref string) error {
 		return r <= ' ' || r == 0x7f || r > 0x7f || strings.ContainsRune(`\"'<>|*?{}$;&`, r)
 	})
 	if ref == "" || len(ref) > 512 || bad || strings.Contains(ref, "..") || strings.Contains(ref, "//") || strings.HasPrefix(ref, "/") {
-		return badf("invalid reference format: %q", clip(ref))
+		return badf("invalid reference format")
+	}
+	name := repositoryOf(ref)
+	if host, rest, slash := strings.Cut(name, "/"); slash && (strings.ContainsAny(host, ".:") || host == "localhost") {
+		name = rest
+	}
+	if strings.ToLower(name) != name {
+		return badf("invalid reference format: repository name must be lowercase")
 	}
 	return nil
 }
@@ -186,7 +196,16 @@ func (c *call) getImages() error {
 	if name := c.q.Get("filter"); name != "" { // of clients before 1.41
 		want["reference"] = append(want["reference"], name)
 	}
+	for _, w := range want["dangling"] {
+		if !slices.Contains([]string{"0", "1", "true", "false"}, strings.ToLower(w)) {
+			return badf("invalid filter 'dangling=[%s]'", clip(w))
+		}
+	}
 	all, err := c.f.images(c.ctx())
+	if err != nil {
+		return err
+	}
+	before, since, err := all.bounds(c, want)
 	if err != nil {
 		return err
 	}
@@ -199,6 +218,10 @@ func (c *call) getImages() error {
 		}
 		if err != nil {
 			return err
+		}
+		at := createdAt(d, d.Created)
+		if !before.IsZero() && !at.Before(before) || !at.After(since) {
+			continue
 		}
 		tags, digests := img.tags()
 		if len(want["reference"]) > 0 { // of several names those that fit are shown
@@ -224,11 +247,38 @@ func (c *call) getImages() error {
 			continue
 		}
 		out = append(out, map[string]any{
-			"Id": img.id, "ParentId": "", "RepoTags": tags, "RepoDigests": digests, "Created": d.Created.Unix(), "Size": sizeOf(d), "VirtualSize": sizeOf(d),
-			"SharedSize": -1, "Labels": labels, "Containers": len(d.UsedBy),
+			"Id": img.id, "ParentId": "", "RepoTags": tags, "RepoDigests": digests, "Created": at.Unix(), "Size": sizeOf(d), "VirtualSize": sizeOf(d),
+			"SharedSize": -1, "Labels": labels, "Containers": -1, // GET /system/df counts them
 		})
 	}
 	return c.json(http.StatusOK, out)
+}
+
+// bounds returns the times between which wanted images were made; zero without a bound.
+func (l imageList) bounds(c *call, want filters) (before, since time.Time, err error) {
+	for _, key := range []string{"before", "since"} {
+		for _, ref := range want[key] {
+			if err := checkReference(ref); err != nil {
+				return before, since, err
+			}
+			img := l.find(ref)
+			if img == nil {
+				return before, since, noImage(ref)
+			}
+			d, err := c.f.api.Image(c.ctx(), img.references[0])
+			if err != nil {
+				return before, since, err
+			}
+			at := createdAt(d, d.Created)
+			if key == "since" && at.After(since) {
+				since = at
+			}
+			if key == "before" && (before.IsZero() || at.Before(before)) {
+				before = at
+			}
+		}
+	}
+	return before, since, nil
 }
 
 // sizeOf returns the bytes of an image's files.
@@ -243,7 +293,7 @@ func sizeOf(d *api.ImageDetail) int64 {
 // detail returns the image that the path names.
 func (c *call) detail() (*oneImage, *api.ImageDetail, error) {
 	if err := checkReference(c.args[0]); err != nil {
-		return nil, nil, noImage(c.args[0])
+		return nil, nil, err
 	}
 	all, err := c.f.images(c.ctx())
 	if err != nil {
@@ -271,15 +321,51 @@ func (c *call) getImage() error {
 		layers = append(layers, d.Parts[i].DiffID)
 	}
 	os, arch, _ := strings.Cut(d.Platform, "/")
-	cfg := container.Config{
-		Entrypoint: d.Config.Entrypoint, Cmd: d.Config.Cmd, Env: d.Config.Env, WorkingDir: d.Config.WorkingDir, User: d.Config.User, Labels: d.Config.Labels,
+	comment := ""
+	if n := len(d.History); n > 0 {
+		comment = d.History[n-1].Comment
 	}
+	cfg := configOf(&d.Config)
 	return c.json(http.StatusOK, map[string]any{
-		"Id": img.id, "RepoTags": tags, "RepoDigests": digests, "Parent": "", "Comment": "", "Created": timeText(d.Created), "Author": d.Author,
+		"Id": img.id, "RepoTags": tags, "RepoDigests": digests, "Parent": "", "Comment": comment, "Created": timeText(createdAt(d, d.Created)), "Author": d.Author,
 		"Config": cfg, "ContainerConfig": container.Config{}, "DockerVersion": "", "Architecture": arch, "Os": os, "Size": sizeOf(d), "VirtualSize": sizeOf(d),
 		"GraphDriver": map[string]any{"Name": "overlay2", "Data": map[string]string{}}, "RootFS": map[string]any{"Type": "layers", "Layers": layers},
 		"Metadata": map[string]any{"LastTagTime": timeText(d.PulledAt)},
 	})
+}
+
+// configOf returns the configuration of an image in Docker's form.
+func configOf(c *api.ImageConfig) container.Config {
+	cfg := container.Config{
+		Entrypoint: c.Entrypoint, Cmd: c.Cmd, Env: c.Env, WorkingDir: c.WorkingDir, User: c.User, Labels: c.Labels, StopSignal: c.StopSignal,
+	}
+	for _, at := range c.Volumes {
+		if cfg.Volumes == nil {
+			cfg.Volumes = map[string]struct{}{}
+		}
+		cfg.Volumes[at] = struct{}{}
+	}
+	for _, text := range c.Ports {
+		if port, err := network.ParsePort(text); err == nil { // the image's, untrusted
+			if cfg.ExposedPorts == nil {
+				cfg.ExposedPorts = network.PortSet{}
+			}
+			cfg.ExposedPorts[port] = struct{}{}
+		}
+	}
+	if c.HealthCheck != nil {
+		cfg.Healthcheck = healthConfig(c.HealthCheck)
+	}
+	return cfg
+}
+
+// createdAt returns the time at which an image was made. One that does not say it was made when it
+// came.
+func createdAt(d *api.ImageDetail, says time.Time) time.Time {
+	if says.IsZero() {
+		return d.PulledAt
+	}
+	return says
 }
 
 func (c *call) getHistory() error {
@@ -291,7 +377,7 @@ func (c *call) getHistory() error {
 	out := []map[string]any{}
 	for i := range d.History {
 		h := &d.History[i]
-		row := map[string]any{"Id": "<missing>", "Created": h.Created.Unix(), "CreatedBy": h.CreatedBy, "Tags": nil, "Size": h.Size, "Comment": h.Comment}
+		row := map[string]any{"Id": "<missing>", "Created": createdAt(d, h.Created).Unix(), "CreatedBy": h.CreatedBy, "Tags": nil, "Size": h.Size, "Comment": h.Comment}
 		if i == len(d.History)-1 {
 			row["Id"], row["Tags"] = img.id, tags
 		}
@@ -330,14 +416,14 @@ func checkTag(tag string) error {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '_' && r != '.' && r != '-'
 	})
 	if bad || len(tag) > 128 || strings.HasPrefix(tag, ".") || strings.HasPrefix(tag, "-") {
-		return badf("invalid tag format: %q", clip(tag))
+		return badf("invalid tag format")
 	}
 	return nil
 }
 
 func (c *call) deleteImage() error {
 	if err := checkReference(c.args[0]); err != nil {
-		return noImage(c.args[0])
+		return err
 	}
 	all, err := c.f.images(c.ctx())
 	if err != nil {
@@ -358,9 +444,20 @@ func (c *call) deleteImage() error {
 	if !byName && len(names) > 1 && !force {
 		return statusf(http.StatusConflict, "conflict: unable to delete %s (must be forced) - image is referenced in multiple repositories", clip(c.args[0]))
 	}
+	user, err := c.f.userOf(c.ctx(), img.id)
+	if err != nil {
+		return err
+	}
+	if user != nil && !byName && (!force || lives(user)) {
+		return imageUsed(c.args[0], user)
+	}
 	out := []map[string]string{}
 	for _, name := range names {
 		removed, err := c.f.api.RemoveImage(c.ctx(), name, force)
+		if errors.Is(err, &api.Problem{Code: api.CodeConflict}) && user != nil {
+			return statusf(http.StatusConflict, "conflict: unable to remove repository reference %q (must force) - container %s is using its referenced image %s",
+				c.args[0], shortDigest(containerID(user.ID)), shortDigest(img.id))
+		}
 		if errors.Is(err, &api.Problem{Code: api.CodeConflict}) {
 			return statusf(http.StatusConflict, "conflict: unable to remove repository reference %q (must force) - %v", clip(c.args[0]), err)
 		}
@@ -375,6 +472,31 @@ func (c *call) deleteImage() error {
 	return c.json(http.StatusOK, out)
 }
 
+// userOf returns a container that has an image, a running one if there is any; nil if none has it.
+func (f *Face) userOf(ctx context.Context, image string) (*api.Sandbox, error) {
+	all, err := f.api.ListSandboxes(ctx, client.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var user *api.Sandbox
+	for i := range all {
+		if sb := &all[i]; sb.ImageDigest == image && (user == nil || lives(sb)) {
+			user = sb
+		}
+	}
+	return user, nil
+}
+
+// imageUsed returns the error for an image that is named by its ID and has a container.
+func imageUsed(ref string, user *api.Sandbox) error {
+	must, state := "must be forced", "stopped"
+	if lives(user) {
+		must, state = "cannot be forced", "running"
+	}
+	return statusf(http.StatusConflict, "conflict: unable to delete %s (%s) - image is being used by %s container %s",
+		shortDigest(ref), must, state, shortDigest(containerID(user.ID)))
+}
+
 func (c *call) postImagesPrune() error {
 	want, err := c.filters("dangling", "until", "label", "label!")
 	if err != nil {
@@ -385,7 +507,7 @@ func (c *call) postImagesPrune() error {
 	if err != nil {
 		return err
 	}
-	deleted := []map[string]string{}
+	var deleted []map[string]string
 	for _, ref := range out.Removed {
 		deleted = append(deleted, map[string]string{"Untagged": shorter(ref)})
 	}
@@ -503,6 +625,9 @@ func (c *call) postImagesCreate() error {
 	platform := c.q.Get("platform")
 	switch {
 	case strings.Contains(tag, ":"): // a digest
+		if hexes, ok := strings.CutPrefix(tag, "sha256:"); !ok || len(hexes) != idLength || !isHex(hexes) {
+			return badf("invalid tag format")
+		}
 		ref = repositoryOf(ref) + "@" + tag
 	case tag != "":
 		if err := checkTag(tag); err != nil {
@@ -687,11 +812,12 @@ func (c *call) postLoad() error {
 	if err != nil {
 		return badf("read the archive: %v", err)
 	}
-	images, err := c.f.api.ImportImages(c.ctx(), in, client.ImportOptions{})
-	if err != nil {
-		return err
-	}
 	out := &lines{c: c}
+	images, err := c.f.api.ImportImages(c.ctx(), in, client.ImportOptions{})
+	if err != nil { // clients look for it among the lines
+		out.send(progress{ErrorDetail: &errorDetail{Message: err.Error()}, Error: err.Error()})
+		return errAnswered
+	}
 	for i := range images {
 		what := "Loaded image: " + shorter(images[i].Reference)
 		if strings.Contains(images[i].Reference, "@") {
@@ -747,50 +873,6 @@ func (c *call) target(otherwise string) (string, error) {
 	return normalize(repo), nil
 }
 
-// changesOf reads instructions of a Dockerfile that change how an image is run.
-func changesOf(texts []string) (cfg api.ImageConfig, err error) {
-	for _, text := range texts {
-		for line := range strings.Lines(text) {
-			word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
-			rest = strings.TrimSpace(rest)
-			switch strings.ToUpper(word) {
-			case "":
-			case "CMD":
-				cfg.Cmd = argvOf(rest)
-			case "ENTRYPOINT":
-				cfg.Entrypoint = argvOf(rest)
-			case "WORKDIR":
-				cfg.WorkingDir = rest
-			case "USER":
-				cfg.User = rest
-			case "ENV":
-				k, v, ok := strings.Cut(rest, "=")
-				if !ok {
-					k, v, _ = strings.Cut(rest, " ")
-				}
-				cfg.Env = append(cfg.Env, k+"="+strings.Trim(v, `"`))
-			case "LABEL":
-				k, v, _ := strings.Cut(rest, "=")
-				if cfg.Labels == nil {
-					cfg.Labels = map[string]string{}
-				}
-				cfg.Labels[strings.Trim(k, `"`)] = strings.Trim(v, `"`)
-			default:
-				return cfg, badf("changes: %s: CMD, ENTRYPOINT, ENV, LABEL, USER and WORKDIR can be changed", clip(word))
-			}
-		}
-	}
-	return cfg, nil
-}
-
-func argvOf(text string) []string {
-	var argv []string
-	if json.Unmarshal([]byte(text), &argv) == nil {
-		return argv
-	}
-	return []string{"/bin/sh", "-c", text}
-}
-
 func (c *call) postCommit() error {
 	var body container.Config
 	if err := c.read(&body, true); err != nil {
@@ -834,12 +916,16 @@ func (c *call) postCommit() error {
 	if err != nil {
 		return err
 	}
-	out, err := c.f.api.Commit(c.ctx(), sb.ID, api.CommitSandbox{Reference: ref, Config: cfg, Comment: c.q.Get("comment")})
+	out, err := c.f.api.Commit(c.ctx(), sb.ID, api.CommitSandbox{Reference: ref, Config: cfg, Comment: c.q.Get("comment"), Author: c.q.Get("author")})
 	if err != nil {
 		return err
 	}
 	return c.json(http.StatusCreated, map[string]string{"Id": out.Image.Digest})
 }
+
+// programExit finds the exit code in the daemon's words about a RUN that failed: clients end with
+// it.
+var programExit = regexp.MustCompile(`: exit code ([0-9]{1,3})\b`)
 
 // postBuild builds with the classic protocol: the context in the body, lines in the answer.
 func (c *call) postBuild() error {
@@ -912,13 +998,18 @@ func (c *call) postBuild() error {
 		}
 	})
 	if err != nil {
+		if m := programExit.FindStringSubmatch(err.Error()); m != nil && out.began {
+			code, _ := strconv.Atoi(m[1]) // digits
+			out.send(progress{ErrorDetail: &errorDetail{Code: code, Message: err.Error()}, Error: err.Error()})
+			return errAnswered
+		}
 		return out.fail(err)
 	}
-	out.send(progress{Aux: map[string]string{"ID": img.Digest}})
 	if quiet {
 		out.send(progress{Stream: img.Digest + "\n"})
 		return errAnswered
 	}
+	out.send(progress{Aux: map[string]string{"ID": img.Digest}})
 	out.send(progress{Stream: "Successfully built " + shortDigest(img.Digest) + "\n"})
 	for _, t := range opts.Tags {
 		out.send(progress{Stream: "Successfully tagged " + shorter(t) + "\n"})

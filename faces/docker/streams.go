@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -342,12 +341,49 @@ func (c *call) postAttach() error {
 	if !c.bool("stream") && !c.bool("logs") {
 		return badf("attach: one of stream and logs is needed")
 	}
+	if !c.bool("stream") {
+		return c.attachLogs(sb, a.stdout, a.stderr)
+	}
 	if sb.State == api.StateRunning {
 		a.opts.End = !c.bool("logs")
 	} else {
 		a.opts.Next = true
 	}
 	return c.attach(a)
+}
+
+// attachLogs answers an attachment to what has been written so far.
+func (c *call) attachLogs(sb *api.Sandbox, stdout, stderr bool) error {
+	conn, err := c.hijack(sb.TTY)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.awaitHead()
+	out, errs := outputs(conn, sb.TTY)
+	err = c.f.api.Logs(context.WithoutCancel(c.ctx()), sb.ID, client.LogOptions{}, func(e api.LogEntry) error {
+		to, wanted := out, stdout
+		if e.Stream == "stderr" {
+			to, wanted = errs, stderr
+		}
+		if !wanted {
+			return nil
+		}
+		_, err := to.Write(logData(&e))
+		return err
+	})
+	if err != nil {
+		c.f.log.Info("logs broke off", "id", sb.ID, "error", err)
+	}
+	conn.closeWrite()
+	return errAnswered
+}
+
+func logData(e *api.LogEntry) []byte {
+	if e.Data == nil {
+		return []byte(e.Text)
+	}
+	return e.Data
 }
 
 func (c *call) postResize() error {
@@ -522,14 +558,10 @@ func (c *call) getLogs() error {
 		if e.Stream == "stderr" {
 			to = errs
 		}
-		data := e.Data
-		if data == nil {
-			data = []byte(e.Text)
-		}
 		if s, ok := to.(*stamped); ok {
 			s.at = e.Time
 		}
-		if _, err := to.Write(data); err != nil {
+		if _, err := to.Write(logData(&e)); err != nil {
 			return err
 		}
 		c.flush()
@@ -604,7 +636,7 @@ func (c *call) postExec() error {
 		return statusf(http.StatusConflict, "container %s is not running", containerID(sb.ID))
 	}
 	x := api.ExecRequest{
-		Argv: req.Cmd, Env: req.Env, Cwd: req.WorkingDir, User: req.User, TTY: req.Tty, StdinOpen: req.AttachStdin, OutputLimit: execOutput,
+		Argv: req.Cmd, Env: assigned(req.Env), Cwd: req.WorkingDir, User: req.User, TTY: req.Tty, StdinOpen: req.AttachStdin, OutputLimit: execOutput,
 	}
 	if s := req.ConsoleSize; s != nil && s[0] > 0 && s[1] > 0 && s[0] < 1<<16 && s[1] < 1<<16 {
 		x.Rows, x.Cols = uint16(s[0]), uint16(s[1]) //nolint:gosec // compared before
@@ -656,7 +688,7 @@ func (c *call) postExecStart() error {
 	}
 	if req.Detach {
 		if err := start(c.ctx()); err != nil {
-			return startError(err, execPrefix)
+			return startError(err, execPrefix, x.Argv)
 		}
 		return c.none(http.StatusOK)
 	}
@@ -668,7 +700,7 @@ func (c *call) postExecStart() error {
 		sandbox: x.Sandbox, exec: x.ID, opts: client.AttachOptions{Next: true}, tty: x.TTY, stdin: x.StdinOpen, stdout: true, stderr: true, keys: keys,
 		begin: func(ctx context.Context) error {
 			if err := start(ctx); err != nil {
-				return fmt.Errorf("%w: unknown", startError(err, execPrefix))
+				return startError(err, execPrefix, x.Argv)
 			}
 			return nil
 		},

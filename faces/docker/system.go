@@ -94,14 +94,14 @@ func (c *call) getInfo() error {
 		"ID": hex.EncodeToString(sum[:16]), "Containers": len(all), "ContainersRunning": running, "ContainersPaused": paused, "ContainersStopped": len(all) - running - paused,
 		"Images": len(images), "Driver": "overlay2", "DriverStatus": [][2]string{}, "Plugins": map[string]any{"Volume": []string{"local"}, "Network": []string{"bridge", "none"}, "Authorization": nil, "Log": []string{"json-file"}},
 		"MemoryLimit": sys.Enforced.Memory == "cgroup", "SwapLimit": sys.Enforced.Memory == "cgroup", "CpuCfsPeriod": sys.Enforced.CPU == "cgroup", "CpuCfsQuota": sys.Enforced.CPU == "cgroup",
-		"CPUShares": sys.Enforced.CPU == "cgroup", "CPUSet": sys.Enforced.CPUSet == "cgroup", "PidsLimit": true, "IPv4Forwarding": true, "Debug": false, "NFd": 0, "OomKillDisable": false,
+		"CPUShares": sys.Enforced.CPU == "cgroup", "CPUSet": sys.Enforced.CPUSet == "cgroup", "PidsLimit": true, "IPv4Forwarding": true, "BridgeNfIptables": false, "BridgeNfIp6tables": false, "Debug": false, "NFd": 0, "OomKillDisable": false,
 		"NGoroutines": sys.Goroutines, "SystemTime": time.Now().Format(time.RFC3339Nano), "LoggingDriver": "json-file", "CgroupDriver": cgroup, "CgroupVersion": "2", "NEventsListener": 0,
 		"KernelVersion": kernelRelease(), "OperatingSystem": "sandboxd " + sys.Version, "OSVersion": "", "OSType": "linux", "Architecture": machine(), "IndexServerAddress": "https://index.docker.io/v1/",
-		"RegistryConfig": map[string]any{"InsecureRegistryCIDRs": []string{"127.0.0.0/8"}, "IndexConfigs": map[string]any{}, "Mirrors": []string{}},
+		"RegistryConfig": map[string]any{"InsecureRegistryCIDRs": []string{"127.0.0.0/8"}, "IndexConfigs": map[string]any{"docker.io": map[string]any{"Name": "docker.io", "Mirrors": []string{}, "Secure": true, "Official": true}}, "Mirrors": []string{}},
 		"NCPU":           goruntime.NumCPU(), "MemTotal": int64(mem.Totalram) * int64(mem.Unit), "GenericResources": nil, "DockerRootDir": sys.DataDir, "HttpProxy": "", "HttpsProxy": "", "NoProxy": "", //nolint:gosec // bytes of memory
 		"Name": name, "Labels": []string{}, "ExperimentalBuild": false, "ServerVersion": engineVersion, "Runtimes": map[string]any{"runc": map[string]string{"path": "sandboxd-launcher"}}, "DefaultRuntime": "runc",
 		"Swarm": map[string]any{"NodeID": "", "NodeAddr": "", "LocalNodeState": "inactive", "ControlAvailable": false, "Error": "", "RemoteManagers": nil}, "LiveRestoreEnabled": true, "Isolation": "",
-		"InitBinary": "sandboxd-init", "ContainerdCommit": map[string]string{"ID": ""}, "RuncCommit": map[string]string{"ID": ""}, "InitCommit": map[string]string{"ID": ""},
+		"InitBinary": "sandboxd-init", "ContainerdCommit": map[string]string{"ID": "", "Expected": ""}, "RuncCommit": map[string]string{"ID": "", "Expected": ""}, "InitCommit": map[string]string{"ID": "", "Expected": ""},
 		"SecurityOptions": options, "Warnings": sys.Enforced.Missing, "CDISpecDirs": nil,
 	})
 }
@@ -142,14 +142,14 @@ func (c *call) getDiskUsage() error {
 		tags, digests := img.tags()
 		shown = append(shown, map[string]any{
 			"Id": img.id, "ParentId": "", "RepoTags": tags, "RepoDigests": digests, "Created": img.image.PulledAt.Unix(),
-			"Size": img.image.SharedSize + img.image.UniqueSize, "SharedSize": img.image.SharedSize, "Labels": map[string]string{}, "Containers": used[img.id],
+			"Size": img.image.SharedSize + img.image.UniqueSize, "VirtualSize": img.image.SharedSize + img.image.UniqueSize, "SharedSize": img.image.SharedSize, "Labels": map[string]string{}, "Containers": used[img.id],
 		})
 	}
 	volumes, err := c.f.volumeUsage(c.ctx(), du.VolumeFiles)
 	if err != nil {
 		return err
 	}
-	return c.json(http.StatusOK, map[string]any{"LayersSize": du.Images.Bytes, "Images": shown, "Containers": containers, "Volumes": volumes, "BuildCache": []any{}, "BuilderSize": du.BuildCache.Bytes})
+	return c.json(http.StatusOK, map[string]any{"LayersSize": du.Images.Bytes, "Images": shown, "Containers": containers, "Volumes": volumes, "BuildCache": nil, "BuilderSize": du.BuildCache.Bytes})
 }
 
 // eventNames are Docker's names of what happens to objects.
@@ -439,7 +439,7 @@ func routes() []route {
 		r("DELETE", "/images/{name}", (*call).deleteImage),
 		r("POST", "/commit", (*call).postCommit),
 		r("POST", "/build", (*call).postBuild),
-		r("POST", "/build/prune", document(map[string]any{"CachesDeleted": []string{}, "SpaceReclaimed": 0})),
+		r("POST", "/build/prune", document(map[string]any{"CachesDeleted": nil, "SpaceReclaimed": 0})),
 		r("POST", "/session", refusal(http.StatusNotFound, "page not found")),
 		r("POST", "/grpc", refusal(http.StatusNotFound, "page not found")),
 

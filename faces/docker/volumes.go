@@ -15,6 +15,7 @@ import (
 	"github.com/moby/moby/api/types/volume"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 )
 
 // localDriver is the driver of all volumes.
@@ -27,8 +28,8 @@ func checkVolumeName(name string) error {
 	for i, r := range name {
 		alnum := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
 		if len(name) > 128 || !alnum && (i == 0 || !strings.ContainsRune("_.-", r)) {
-			return badf("%q includes invalid characters for a local volume name, only \"[a-zA-Z0-9][a-zA-Z0-9_.-]\" are allowed, and at most 128 of them. "+
-				"If you intended to pass a host directory, use absolute path", clip(name))
+			return badf("create %s: %q includes invalid characters for a local volume name, only \"[a-zA-Z0-9][a-zA-Z0-9_.-]\" are allowed, and at most 128 of them. "+
+				"If you intended to pass a host directory, use absolute path", clip(name), clip(name))
 		}
 	}
 	return nil
@@ -47,7 +48,14 @@ func bindOf(bind string) (api.Mount, error) {
 	if len(parts) == 1 && path.IsAbs(bind) { // a volume without a name, as docker-py asks for it
 		return api.Mount{Type: api.MountVolume, Target: path.Clean(bind)}, nil
 	}
-	if len(parts) < 2 || len(parts) > 3 || parts[0] == "" {
+	if len(parts) == 1 || len(parts) < 4 && !path.IsAbs(parts[1]) {
+		return api.Mount{}, badf("invalid volume specification: '%s': invalid mount config for type \"volume\": invalid mount path: '%s' mount path must be absolute",
+			clip(bind), clip(parts[min(1, len(parts)-1)]))
+	}
+	if path.Clean(parts[1]) == "/" {
+		return api.Mount{}, badf("invalid volume specification: '%s': invalid mount config for type \"volume\": invalid specification: destination can't be '/'", clip(bind))
+	}
+	if len(parts) > 3 || parts[0] == "" {
 		return api.Mount{}, badf("invalid volume specification: '%s'", clip(bind))
 	}
 	m := api.Mount{Type: api.MountBind, Source: path.Clean(parts[0]), Target: path.Clean(parts[1])}
@@ -150,18 +158,24 @@ func (f *Face) findVolume(ctx context.Context, name string) (*api.Volume, error)
 
 func volumeDoc(v *api.Volume) volume.Volume {
 	out := volume.Volume{
-		Name: v.Name, Driver: localDriver, Scope: "local", CreatedAt: timeText(v.CreatedAt), Labels: map[string]string{}, Options: map[string]string{},
+		Name: v.Name, Driver: localDriver, Scope: "local", CreatedAt: timeText(v.CreatedAt),
+	} // without labels and options they are null, as in Docker
+	add := func(m *map[string]string, k, v string) {
+		if *m == nil {
+			*m = map[string]string{}
+		}
+		(*m)[k] = v
 	}
 	for k, val := range v.Labels {
 		if !strings.HasPrefix(k, reserved) {
-			out.Labels[k] = val
+			add(&out.Labels, k, val)
 		}
 	}
 	if v.Anonymous || v.Bound {
-		out.Labels[labelAnonymous] = ""
+		add(&out.Labels, labelAnonymous, "")
 	}
 	if v.Size > 0 {
-		out.Options["size"] = strconv.FormatInt(v.Size, 10)
+		add(&out.Options, "size", strconv.FormatInt(v.Size, 10))
 	}
 	return out
 }
@@ -175,7 +189,7 @@ func (c *call) getVolumes() error {
 	if err != nil {
 		return err
 	}
-	out := volume.ListResponse{Volumes: []volume.Volume{}, Warnings: []string{}}
+	out := volume.ListResponse{Volumes: []volume.Volume{}}
 	for i := range all {
 		doc := volumeDoc(&all[i])
 		if want.has("name", func(w string) bool { return matchName(w, doc.Name) }) && want.has("driver", func(w string) bool { return w == localDriver }) &&
@@ -237,12 +251,31 @@ func (c *call) deleteVolume() error {
 	}
 	err := c.f.api.RemoveVolume(c.ctx(), name)
 	if errors.Is(err, &api.Problem{Code: api.CodeConflict}) {
-		return statusf(http.StatusConflict, "remove %s: volume is in use - %v", name, err)
+		users, uerr := c.f.usersOf(c.ctx(), name)
+		if uerr != nil {
+			return uerr
+		}
+		return statusf(http.StatusConflict, "remove %s: volume is in use - %v", name, users)
 	}
 	if err != nil {
 		return err
 	}
 	return c.none(http.StatusNoContent)
+}
+
+// usersOf returns the IDs of the containers that have a volume.
+func (f *Face) usersOf(ctx context.Context, name string) ([]string, error) {
+	all, err := f.api.ListSandboxes(ctx, client.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for i := range all {
+		if slices.ContainsFunc(all[i].Mounts, func(m api.Mount) bool { return m.Type == api.MountVolume && m.Source == name }) {
+			ids = append(ids, containerID(all[i].ID))
+		}
+	}
+	return ids, nil
 }
 
 // postVolumesPrune removes volumes that no container has: those whose name was made up, or all of

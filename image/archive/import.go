@@ -9,13 +9,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	dockerspec "github.com/moby/docker-image-spec/specs-go/v1"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/errdefs"
@@ -404,12 +407,23 @@ func ImportRootfs(ctx context.Context, s *Staging, r io.Reader, want v1.Platform
 	if err != nil {
 		return nil, fmt.Errorf("diff id: %w", err)
 	}
-	file := v1.ConfigFile{
+	type dockers struct {
+		v1.Config
+
+		Healthcheck *dockerspec.HealthcheckConfig `json:",omitempty"` // with the start interval, which v1 lacks
+	}
+	file := struct {
+		v1.ConfigFile
+
+		Config dockers `json:"config"`
+	}{v1.ConfigFile{
 		OS: want.OS, Architecture: want.Architecture, Variant: want.Variant,
-		Config:  v1.Config{Entrypoint: c.Entrypoint, Cmd: c.Cmd, Env: c.Env, WorkingDir: c.WorkingDir, User: c.User, Labels: c.Labels},
 		RootFS:  v1.RootFS{Type: "layers", DiffIDs: []v1.Hash{digest}},
 		History: []v1.History{{CreatedBy: "sandboxd import --rootfs"}},
-	}
+	}, dockers{v1.Config{
+		Entrypoint: c.Entrypoint, Cmd: c.Cmd, Env: c.Env, WorkingDir: c.WorkingDir, User: c.User, Labels: c.Labels,
+		Volumes: Set(c.Volumes), ExposedPorts: Set(c.Ports), StopSignal: c.StopSignal,
+	}, Healthcheck(c.HealthCheck)}}
 	data, err := json.Marshal(file)
 	if err != nil {
 		return nil, fmt.Errorf("encode configuration: %w", err)
@@ -425,6 +439,27 @@ func ImportRootfs(ctx context.Context, s *Staging, r io.Reader, want v1.Platform
 		root.Made = []string{diffID}
 	}
 	return []Root{root}, err
+}
+
+// Set returns names in the form that a configuration has for volumes and ports.
+func Set(names []string) map[string]struct{} {
+	out := make(map[string]struct{}, len(names))
+	for _, name := range names {
+		out[name] = struct{}{}
+	}
+	return out
+}
+
+// Healthcheck returns a health check in the form that a configuration has for it; nil for none.
+func Healthcheck(h *api.HealthCheck) *dockerspec.HealthcheckConfig {
+	if h == nil {
+		return nil
+	}
+	nanos := func(seconds float64) time.Duration { return time.Duration(math.Round(seconds * float64(time.Second))) }
+	return &dockerspec.HealthcheckConfig{
+		Test: h.Test, Interval: nanos(h.Interval), Timeout: nanos(h.Timeout),
+		StartPeriod: nanos(h.StartPeriod), StartInterval: nanos(h.StartInterval), Retries: h.Retries,
+	}
 }
 
 // sniffed is the number of bytes that tell a compression.

@@ -177,7 +177,7 @@ func (s *API) Commit(ctx context.Context, ref string, body api.CommitSandbox) (a
 		})
 	}
 	img, result, err := s.images.Commit(ctx, image.CommitOptions{
-		Base: rec.ImageDigest, Reference: body.Reference, Config: body.Config, Comment: body.Comment, Created: time.Now(),
+		Base: rec.ImageDigest, Reference: body.Reference, Config: body.Config, Comment: body.Comment, Author: body.Author, Created: time.Now(),
 		Below: snapshots,
 		Layer: func(ctx context.Context, w io.Writer) (layer.Result, error) {
 			defer hold()()
@@ -200,6 +200,9 @@ func validateCommit(body *api.CommitSandbox) error {
 	}
 	if len(body.Comment) > 1024 || hasControl(body.Comment) {
 		return class.Invalidf("comment: at most 1024 bytes, without control characters")
+	}
+	if len(body.Author) > 1024 || hasControl(body.Author) {
+		return class.Invalidf("author: at most 1024 bytes, without control characters")
 	}
 	return validateImageConfig(&body.Config)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -166,7 +167,8 @@ func (s *API) ImportImages(ctx context.Context, r io.Reader, opts image.ImportOp
 		}
 	}
 	c := opts.Config
-	if !opts.Rootfs && (len(c.Entrypoint) > 0 || len(c.Cmd) > 0 || len(c.Env) > 0 || len(c.Labels) > 0 || c.WorkingDir != "" || c.User != "") {
+	set := len(c.Entrypoint)+len(c.Cmd)+len(c.Env)+len(c.Labels)+len(c.Volumes)+len(c.Ports) > 0 || c.WorkingDir != "" || c.User != "" || c.StopSignal != "" || c.HealthCheck != nil
+	if !opts.Rootfs && set {
 		return api.ImagesImported{}, class.Invalidf("config: an image brings its own; it is for root file systems (rootfs=true)")
 	}
 	if err := validateImageConfig(&c); err != nil {
@@ -205,6 +207,26 @@ func validateImageConfig(c *api.ImageConfig) error {
 	if err := validateArgs("config.cmd", c.Cmd); err != nil {
 		return err
 	}
+	for _, path := range c.Volumes {
+		if err := validatePath("config.volumes", path); err != nil {
+			return err
+		}
+	}
+	for _, port := range c.Ports {
+		number, proto, _ := strings.Cut(port, "/")
+		if n, err := strconv.ParseUint(number, 10, 16); err != nil || n == 0 || proto != "tcp" && proto != "udp" && proto != "sctp" {
+			return class.Invalidf("config.ports %q: must be a number from 1 to 65535 with a protocol, as 80/tcp", class.Clip(port))
+		}
+	}
+	if len(c.Volumes) > maxImageVolumes || len(c.Ports) > maxImagePorts {
+		return class.Invalidf("config: %d volumes and %d ports, at most %d and %d are possible", len(c.Volumes), len(c.Ports), maxImageVolumes, maxImagePorts)
+	}
+	if c.StopSignal != "" && runtime.SignalNumber(c.StopSignal) == 0 {
+		return class.Invalidf("config.stop_signal %q: no such signal", class.Clip(c.StopSignal))
+	}
+	if err := validateHealth(c.HealthCheck); err != nil {
+		return err
+	}
 	// Not as those of sandboxes: images have whole documents in theirs.
 	total := 0
 	for k, v := range c.Labels {
@@ -220,6 +242,8 @@ func validateImageConfig(c *api.ImageConfig) error {
 }
 
 const (
+	maxImageVolumes    = 100
+	maxImagePorts      = 1000
 	maxImageLabels     = 1000
 	maxImageLabelBytes = 256 << 10
 )

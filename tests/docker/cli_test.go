@@ -124,7 +124,7 @@ var lines = []line{
 	{args: "ps -aq", out: `^$`},
 	{args: "build -t built:1 $HOME/context", out: `Successfully tagged built:1`},
 	{args: "run --rm built:1", out: `^built\n$`},
-	{args: "build -t failing:1 -f $HOME/context/Failing $HOME/context", code: 1, err: `(?s)exit|exited`},
+	{args: "build -t failing:1 -f $HOME/context/Failing $HOME/context", code: 3, err: `(?s)exit|exited`},
 	{args: "save -o $HOME/saved.tar built:1 tool:1"},
 	{args: "rmi built:1", out: `Untagged: built:1`},
 	{args: "load -i $HOME/saved.tar", out: `Loaded image: built:1`},

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -34,14 +35,27 @@ type face struct {
 
 const image = "tool:1" // has busybox
 
+// start starts a daemon with a face, and unpacks the command line.
 func start(t *testing.T) *face {
+	t.Helper()
+	f := serve(t)
+	f.bin = t.TempDir()
+	if out, err := exec.CommandContext(t.Context(), "dpkg-deb", "--extract", harness.Deb(t, "docker.io"), f.bin).CombinedOutput(); err != nil {
+		t.Fatalf("unpack docker.io: %v: %s", err, out)
+	}
+	f.bin = filepath.Join(f.bin, "usr", "bin")
+	return f
+}
+
+// serve starts a daemon with a face.
+func serve(t *testing.T) *face {
 	t.Helper()
 	testenv.RequireUserNS(t)
 	roots := filepath.Join(t.TempDir(), "roots")
 	if err := os.MkdirAll(filepath.Join(roots, "shared"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	f := &face{roots: roots, home: t.TempDir(), bin: t.TempDir()}
+	f := &face{roots: roots, home: t.TempDir()}
 	f.Daemon = harness.Start(t, harness.Options{Args: []string{"--docker", "--mount-root", roots}})
 	f.socket = filepath.Join(f.RuntimeDir, "docker.sock")
 	f.http = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -49,10 +63,6 @@ func start(t *testing.T) *face {
 	}}}
 	t.Cleanup(f.http.CloseIdleConnections)
 	f.await(t)
-	if out, err := exec.CommandContext(t.Context(), "dpkg-deb", "--extract", harness.Deb(t, "docker.io"), f.bin).CombinedOutput(); err != nil {
-		t.Fatalf("unpack docker.io: %v: %s", err, out)
-	}
-	f.bin = filepath.Join(f.bin, "usr", "bin")
 	return f
 }
 
@@ -122,10 +132,6 @@ func (f *face) post(t *testing.T, path string, doc any) (int, string) {
 	return f.do(t, "POST", path, "application/json", body)
 }
 
-func (f *face) environment() []string {
-	return []string{"PATH=" + os.Getenv("PATH"), "HOME=" + f.home, "DOCKER_HOST=unix://" + f.socket, "TMPDIR=" + os.TempDir(), "LC_ALL=C.UTF-8"}
-}
-
 // clients returns the command lines of Docker that there are: Debian's, and one that is installed.
 func (f *face) clients(t *testing.T) map[string]string {
 	t.Helper()
@@ -139,19 +145,27 @@ func (f *face) clients(t *testing.T) map[string]string {
 // run runs a program and returns its exit code and output.
 func (f *face) run(t *testing.T, stdin string, argv ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter) // it only ends what hangs
+	code, stdout, stderr, err := program(t.Context(), f.socket, f.home, stdin, argv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return code, stdout, stderr
+}
+
+// program runs a client of the daemon at a socket, in a directory that is its home.
+func program(ctx context.Context, socket, home, stdin string, argv []string) (code int, stdout, stderr string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, testenv.HungAfter) // it only ends what hangs
 	defer cancel()
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Env, cmd.Dir = f.environment(), f.home
-	cmd.Stdin = strings.NewReader(stdin)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "DOCKER_HOST=unix://" + socket, "TMPDIR=" + os.TempDir(), "LC_ALL=C.UTF-8"}
+	cmd.Dir, cmd.Stdin = home, strings.NewReader(stdin)
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) || ctx.Err() != nil {
-		t.Fatalf("%q: %v %v\n%s%s", argv, err, ctx.Err(), &out, &said)
+	err = cmd.Run()
+	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok || ctx.Err() != nil {
+		return 0, "", "", fmt.Errorf("%q: %w %w\n%s%s", argv, err, ctx.Err(), &out, &said)
 	}
-	return cmd.ProcessState.ExitCode(), out.String(), said.String()
+	return cmd.ProcessState.ExitCode(), out.String(), said.String(), nil
 }
 
 // must runs docker's command line, which must succeed, and returns its output.

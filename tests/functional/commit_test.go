@@ -154,6 +154,17 @@ func TestCommitOfWhatCannotBe(t *testing.T) {
 	wantProblem(t, commit(s.ID, api.CommitSandbox{Reference: "host"}), api.CodeInvalid, "host")
 	wantProblem(t, commit(s.ID, api.CommitSandbox{Reference: "a/b@sha256:" + strings.Repeat("0", 64)}), api.CodeInvalid, "digest")
 	wantProblem(t, commit(s.ID, api.CommitSandbox{Reference: "a/b:1", Config: api.ImageConfig{WorkingDir: "../etc"}}), api.CodeInvalid, "working_dir")
+	for text, req := range map[string]api.CommitSandbox{
+		"config.volumes":     {Config: api.ImageConfig{Volumes: []string{"data"}}},
+		"config.ports":       {Config: api.ImageConfig{Ports: []string{"80"}}},
+		"and 1000 are":       {Config: api.ImageConfig{Ports: slices.Repeat([]string{"80/tcp"}, 1001)}},
+		"config.stop_signal": {Config: api.ImageConfig{StopSignal: "SIGNOPE"}},
+		"health_check.test":  {Config: api.ImageConfig{HealthCheck: &api.HealthCheck{Test: []string{"nosuch"}}}},
+		"author":             {Author: "a\nb"},
+	} {
+		req.Reference = "a/b:1"
+		wantProblem(t, commit(s.ID, req), api.CodeInvalid, text)
+	}
 	wantProblem(t, d.Call(t.Context(), http.MethodGet, "/v1/sandboxes/nobody/diff", nil, nil), api.CodeNotFound, "nobody")
 	// What no layer can have is said, and nothing is left.
 	s.Sh(t, `d=/deep; for i in $(seq 140); do d=$d/d; done; mkdir -p $d`)

@@ -129,9 +129,9 @@ func TestDockerMakesTheSameTreeOfACommit(t *testing.T) {
 		t.Fatalf("export: %+v", got)
 	}
 	docker := harness.Docker(t)
-	docker("load", "--quiet", "--input", archive)
+	docker.Run(t, "load", "--quiet", "--input", archive)
 	// The layers as its storage driver would mount them. A container has files of Docker's besides.
-	layers := docker("image", "inspect", "--format", "{{.GraphDriver.Data.UpperDir}}:{{.GraphDriver.Data.LowerDir}}", "team/made:1")
+	layers := docker.Run(t, "image", "inspect", "--format", "{{.GraphDriver.Data.UpperDir}}:{{.GraphDriver.Data.LowerDir}}", "team/made:1")
 	out, err := exec.CommandContext(t.Context(), unshare, "--mount", "sh", "-c", `mount -t overlay -o "ro,lowerdir=$1" overlay "$2" && "$3" "$2"`,
 		"sh", strings.TrimSpace(layers), t.TempDir(), lister).CombinedOutput()
 	if err != nil {

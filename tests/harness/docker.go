@@ -44,13 +44,22 @@ func Deb(t testing.TB, name string) string {
 	return found[len(found)-1]
 }
 
-// Docker starts a Docker daemon, a peer, which needs root, and returns a function that runs its
-// command line. It is never installed, and has mounts, a network, processes and directories of its
-// own; of the host's cgroups and security modules it can change nothing, so it stores images and
-// runs no containers. It ends with the test.
-func Docker(t testing.TB) func(args ...string) string {
+// Dockerd is a Docker daemon of Debian's packages, a peer.
+type Dockerd struct {
+	Socket string
+	CLI    string // path of its command line
+
+	env []string
+	log *logBuffer
+}
+
+// Docker starts a Docker daemon, which needs root. It is never installed, and has mounts, a
+// network, processes and directories of its own. It sees a host with cgroup v2 alone, whose root is
+// a cgroup of its own: hierarchies of version 1 are not changed. It ends with the test.
+func Docker(t testing.TB) *Dockerd {
 	t.Helper()
-	unshare := testenv.RequirePeer(t, "unshare")
+	unshare, busybox := testenv.RequirePeer(t, "unshare"), testenv.RequirePeer(t, "busybox")
+	testenv.RequirePeer(t, "runc")
 	// Not t.TempDir: a socket's path has 108 bytes.
 	dir, err := os.MkdirTemp("", "docker") //nolint:usetesting // see above
 	if err != nil {
@@ -70,17 +79,34 @@ func Docker(t testing.TB) func(args ...string) string {
 	if err := os.WriteFile(config, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	bin, socket := filepath.Join(dir, "usr", "bin"), "unix://"+filepath.Join(dir, "docker.sock")
-	env := []string{"PATH=" + bin + ":" + filepath.Join(dir, "usr", "sbin") + ":" + os.Getenv("PATH"), "HOME=" + dir, "DOCKER_HOST=" + socket, "TMPDIR=" + dir}
+	bin := filepath.Join(dir, "usr", "bin")
+	d := &Dockerd{Socket: filepath.Join(dir, "docker.sock"), CLI: filepath.Join(bin, "docker"), log: &logBuffer{}}
+	d.env = []string{
+		"PATH=" + bin + ":" + filepath.Join(dir, "usr", "sbin") + ":" + os.Getenv("PATH") + ":/usr/sbin:/sbin",
+		"HOME=" + dir, "DOCKER_HOST=unix://" + d.Socket, "TMPDIR=" + dir,
+	}
+	// The daemon is in a cgroup below its root, because a cgroup with processes gives no controllers
+	// to others.
 	const script = `set -e
-		for m in $(awk '$5 ~ "^/sys/fs/cgroup" { print $5 }' /proc/self/mountinfo); do mount -o remount,bind,ro "$m"; done
-		for m in /sys/kernel/security /run; do [ ! -d "$m" ] || mount -t tmpfs tmpfs "$m"; done
-		exec dockerd --config-file="$1/daemon.json" --data-root="$1/data" --exec-root="$1/exec" --pidfile="$1/pid" --host="unix://$1/docker.sock" \
-			--storage-driver=overlay2 --bridge=none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false --userland-proxy=false`
-	daemon := exec.Command(unshare, "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private", "sh", "-c", script, "sh", dir)
-	daemon.Env = env
-	log := &logBuffer{}
-	daemon.Stdout, daemon.Stderr = log, log
+		mkdir "$1/cgroup"
+		mount -t cgroup2 cgroup2 "$1/cgroup"
+		mkdir "$1/cgroup/$2"
+		echo $$ >"$1/cgroup/$2/cgroup.procs"
+		exec "$3" --cgroup sh -ec '
+			umount "$1/cgroup"
+			! [ -d /sys/fs/cgroup ] || ! grep -q " /sys/fs/cgroup " /proc/self/mountinfo || umount -R -l /sys/fs/cgroup
+			mount -t cgroup2 cgroup2 /sys/fs/cgroup
+			mkdir /sys/fs/cgroup/daemon
+			echo $$ >/sys/fs/cgroup/daemon/cgroup.procs
+			for m in /sys/kernel/security /run; do [ ! -d "$m" ] || mount -t tmpfs tmpfs "$m"; done
+			"$4" ip link set lo up
+			exec dockerd --config-file="$1/daemon.json" --data-root="$1/data" --exec-root="$1/exec" --pidfile="$1/pid" --host="unix://$1/docker.sock" \
+				--storage-driver=overlay2 --exec-opt=native.cgroupdriver=cgroupfs --iptables=false --ip6tables=false' sh "$@"`
+	cgroup := filepath.Base(dir)
+	daemon := exec.Command(unshare, "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private",
+		"sh", "-c", script, "sh", dir, cgroup, unshare, busybox)
+	daemon.Env = d.env
+	daemon.Stdout, daemon.Stderr = d.log, d.log
 	daemon.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	if err := daemon.Start(); err != nil {
 		t.Fatal(err)
@@ -92,34 +118,46 @@ func Docker(t testing.TB) func(args ...string) string {
 		if err := <-ended; err == nil {
 			t.Error("dockerd had ended before it was killed")
 		}
+		const remove = `mount -t cgroup2 cgroup2 "$1/cgroup" && { [ ! -d "$1/cgroup/$2" ] || find "$1/cgroup/$2" -depth -type d -exec rmdir {} +; }`
+		Eventually(t, func() error { // until the last process has ended
+			out, err := exec.Command(unshare, "--mount", "sh", "-c", remove, "sh", dir, cgroup).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("remove the cgroup of dockerd: %w: %s", err, out)
+			}
+			return nil
+		})
 	})
-	run := func(ctx context.Context, args ...string) (string, error) {
-		cmd := exec.CommandContext(ctx, filepath.Join(bin, "docker"), args...)
-		cmd.Env = env
-		var said strings.Builder
-		cmd.Stderr = &said
-		out, err := cmd.Output()
-		if err != nil {
-			err = fmt.Errorf("docker %s: %w: %s", strings.Join(args, " "), err, &said)
-		}
-		return string(out), err
-	}
 	Eventually(t, func() error {
 		select {
 		case err := <-ended:
 			ended <- err
-			t.Fatalf("dockerd has ended: %v\n%s", err, log)
+			t.Fatalf("dockerd has ended: %v\n%s", err, d.log)
 		default:
 		}
-		_, err := run(t.Context(), "version")
+		_, err := d.run(t.Context(), "version")
 		return err
 	})
-	return func(args ...string) string {
-		t.Helper()
-		out, err := run(t.Context(), args...)
-		if err != nil {
-			t.Fatalf("%v\n%s", err, log)
-		}
-		return out
+	return d
+}
+
+func (d *Dockerd) run(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, d.CLI, args...)
+	cmd.Env = d.env
+	var said strings.Builder
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("docker %s: %w: %s", strings.Join(args, " "), err, &said)
 	}
+	return string(out), err
+}
+
+// Run runs the daemon's command line, which must succeed, and returns its output.
+func (d *Dockerd) Run(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := d.run(t.Context(), args...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, d.log)
+	}
+	return out
 }
