@@ -187,3 +187,7 @@ bench-image: deps build ## The figures of pulls there, against skopeo with umoci
 bench-net: deps build ## The figures of networks there, against slirp4netns, pasta and a veth; root only: ROUNDS=5 REQUESTS=200 RUN=regexp
 	@hack/deps.sh $(NET_BENCH_DEPS) || echo 'without the peers that are missing'
 	@hack/bench-net.sh
+
+.PHONY: bench-docker
+bench-docker: deps build ## The figures of Docker's clients there, against dockerd; root only: ROUNDS=40
+	@hack/bench-docker.sh
