@@ -121,7 +121,7 @@ func sides(b *testing.B) []*side {
 	}
 	ours("sandboxd", nil)
 	if *uid != 0 {
-		ours("sandboxd of an ordinary user", &syscall.Credential{Uid: uint32(*uid), Gid: uint32(*gid)}) //nolint:gosec // G115: ids
+		ours("sandboxd of an ordinary user", &syscall.Credential{Uid: uint32(*uid), Gid: uint32(*gid)})
 	}
 	image := harness.Tar(b, harness.Busybox(b)...)
 	for _, s := range all {
