@@ -13,7 +13,7 @@ chmod 755 "$bin"
 cp bin/sandboxd bin/sandboxd-agent bin/sandboxd-launcher bin/sandboxd-init "$bin/"
 rows=build/bench-docker.md
 rm -f "$rows"
-SANDBOXD_BIN=$bin CGO_ENABLED=0 go test -buildvcs=false -v ./tests/performance/docker -run '^$' -bench . -benchtime 1x -timeout 60m \
+SANDBOXD_BIN=$bin CGO_ENABLED=0 go test -buildvcs=false -v ./tests/performance/clients -run '^$' -bench . -benchtime 1x -timeout 60m \
 	-args -rounds "${ROUNDS:-40}" -uid "$(id -u "$user")" -gid "$(id -g "$user")" -rows "$PWD/$rows"
 {
 	awk '/^## Docker$/ { exit } { print }' docs/performance.md | sed -e :a -e '/^\n*$/{$d;N;ba' -e '}'

@@ -35,7 +35,7 @@ fi
 	if [ -z "${RUN:-}" ]; then # once: these take many sandboxes, and no turns
 		bench 1 DaemonGrowth "${as[@]}"
 		ITERATIONS=200 bench 1 'Snapshot|Fork' "${as[@]}"
-		ITERATIONS=20 bench 3 'Output' "${as[@]}"
+		ITERATIONS=20 bench 3 'Output|DiskLimit|Workspace' "${as[@]}"
 		ITERATIONS=1 bench 3 AgentRunsAtOnce "${as[@]}"
 		[ "$(id -u)" -ne 0 ] || bench 1 IdleMemory
 	fi

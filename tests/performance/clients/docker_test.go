@@ -1,9 +1,9 @@
-// Package docker measures Docker's own clients with the Docker face of sandboxd, and with dockerd.
+// Package clients measures Docker's own clients with the Docker face of sandboxd, and with dockerd.
 // `make bench-docker` runs it as root, whom dockerd needs, and writes the section of its figures.
 //
 // The sides take turns, and the first one changes from round to round: a loaded machine slows all
 // of them.
-package docker
+package clients
 
 import (
 	"bytes"
