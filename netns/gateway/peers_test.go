@@ -213,6 +213,8 @@ func TestUnderscoresAreOfPeersOnly(t *testing.T) {
 	if code, addrs := w.resolve("no_peer.front", dnsmessage.TypeA); code != dnsmessage.RCodeNameError || len(addrs) != 0 {
 		t.Errorf("a name with an underscore: %v, %v", code, addrs)
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, a := range w.asked {
 		if strings.Contains(a, "_") {
 			t.Errorf("the host's resolver was asked for %s", a)

@@ -650,7 +650,7 @@ func TestBadImageRequestsAreAnsweredClearly(t *testing.T) {
 		{"import of a root without a name", "POST", "/v1/images/import?rootfs=true", []byte("x"), api.CodeInvalid, "name"},
 		{"import for another system", "POST", "/v1/images/import?platform=windows/amd64", []byte("x"), api.CodeInvalid, "windows"},
 		{"import with a configuration that nobody reads", "POST", "/v1/images/import?config=" + url.QueryEscape(`{"user":"1"}`), []byte("x"), api.CodeInvalid, "config"},
-		{"import with an unknown configuration", "POST", "/v1/images/import?rootfs=true&reference=a:1&config=" + url.QueryEscape(`{"volumes":[]}`), []byte("x"), api.CodeInvalid, "volumes"},
+		{"import with an unknown configuration", "POST", "/v1/images/import?rootfs=true&reference=a:1&config=" + url.QueryEscape(`{"onbuild":[]}`), []byte("x"), api.CodeInvalid, "onbuild"},
 		{"import with a bad environment", "POST", "/v1/images/import?rootfs=true&reference=a:1&config=" + url.QueryEscape(`{"env":["X"]}`), []byte("x"), api.CodeInvalid, "env"},
 		{"import of a root that is no archive", "POST", "/v1/images/import?rootfs=true&reference=a:1", []byte(strings.Repeat("x", 2000)), api.CodeImage, ""},
 	} {
