@@ -23,6 +23,7 @@ SANDBOXD_BIN=$bin CGO_ENABLED=0 go test -buildvcs=false -v ./tests/performance/c
 
 	Written by \`make bench-docker\` on $(date -u +%F), on a machine with $(nproc) processors, Linux $(uname -r). The client is Docker's own, the same on all sides; dockerd is Debian's
 	20.10 with containerd 1.6, runc and overlay2, without a network bridge. The ratio is that of the medians, to dockerd.
+	The client's own start is in every line. What serves are daemon, broker, launcher and face here, dockerd and containerd there, without the shim of each container.
 
 	| what | served by | times | p50 ms | p99 ms | ratio | goal |
 	|---|---|---:|---:|---:|---:|---|
