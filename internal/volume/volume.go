@@ -1,24 +1,23 @@
 // Package volume keeps the records of volumes: their names, owners and limits. The files are the
 // launcher's.
 //
-// A record is a file of JSON in the store's directory, written beside, synced and renamed. It is
-// there before a file of the volume is, and goes after the last one has gone: a crash leaves a
-// volume without files, or a removal that can be repeated.
+// A record is a file of package records. It is there before a file of the volume is, and goes after
+// the last one has gone: a crash leaves a volume without files, or a removal that can be repeated.
 package volume
 
 import (
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/records"
 )
 
 // Classes of errors.
@@ -76,36 +75,17 @@ type Store struct {
 // Open reads the records in dir, which it makes. Limit bounds the sizes of all volumes together, in
 // bytes; zero means no bound. Records beyond it stay.
 func Open(dir string, limit int64) (*Store, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("open volumes: %w", err)
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, fmt.Errorf("open volumes: %w", err)
-	}
 	s := &Store{dir: dir, limit: limit, byName: make(map[key]*entry)}
-	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		id, ok := strings.CutSuffix(e.Name(), ".json")
-		if !ok {
-			if err := os.Remove(path); err != nil { // half written
-				return nil, fmt.Errorf("open volumes: %w", err)
-			}
-			continue
-		}
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return nil, fmt.Errorf("read volume: %w", err)
-		}
-		var rec Record
-		if err := json.Unmarshal(data, &rec); err != nil {
-			return nil, fmt.Errorf("read volume %s: %w", path, err)
-		}
+	err := records.Read(dir, func(id string, rec Record) error {
 		k := key{rec.Tenant, rec.Name}
 		if rec.ID != id || rec.Name == "" || s.byName[k] != nil {
-			return nil, fmt.Errorf("read volume %s: its id or name is not its own", path)
+			return errors.New("its id or name is not its own")
 		}
 		s.byName[k] = &entry{rec: rec}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open volumes: %w", err)
 	}
 	return s, nil
 }
@@ -139,7 +119,7 @@ func (s *Store) Create(want Record) (rec Record, created bool, release func(), e
 		want.Inodes = max(minInodes, want.Size/perInode)
 	}
 	want.ID, want.CreatedAt = newID(8), time.Now().UTC()
-	if err := s.write(&want); err != nil {
+	if err := records.Write(s.dir, want.ID, &want); err != nil {
 		return Record{}, false, nil, fmt.Errorf("create volume %s: %w", want.Name, err)
 	}
 	e := &entry{rec: want.clone()}
@@ -280,7 +260,7 @@ func (s *Store) Remove(tenant, name string, files func(*Record) error) error {
 	}
 	err = files(&e.rec)
 	if err == nil {
-		err = os.Remove(s.path(e.rec.ID))
+		err = os.Remove(records.Path(s.dir, e.rec.ID))
 		if errors.Is(err, os.ErrNotExist) {
 			err = nil
 		}
@@ -292,34 +272,6 @@ func (s *Store) Remove(tenant, name string, files func(*Record) error) error {
 	}
 	delete(s.byName, key{tenant, name})
 	return nil
-}
-
-func (s *Store) path(id string) string { return filepath.Join(s.dir, id+".json") }
-
-func (s *Store) write(rec *Record) (err error) {
-	data, err := json.Marshal(rec)
-	if err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(s.dir, "new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), s.path(rec.ID))
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	dir, err := os.Open(s.dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }
 
 func (r *Record) clone() Record {

@@ -3,12 +3,10 @@ package network
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +14,7 @@ import (
 
 	"golang.org/x/net/publicsuffix"
 
+	"github.com/sandboxd/sandboxd/internal/records"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
@@ -40,7 +39,7 @@ type Named struct {
 
 type namedKey struct{ tenant, name string }
 
-// namedStore holds the records: files of JSON in dir, written beside, synced and renamed.
+// namedStore holds the records, which are files in dir.
 type namedStore struct {
 	dir string
 
@@ -49,70 +48,26 @@ type namedStore struct {
 }
 
 func openNamed(dir string) (*namedStore, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("open networks: %w", err)
-	}
-	entries, err := os.ReadDir(dir)
+	s := &namedStore{dir: dir, all: make(map[namedKey]Named)}
+	err := records.Read(dir, func(file string, rec Named) error {
+		k := namedKey{rec.Tenant, rec.Name}
+		if k.file() != file {
+			return fmt.Errorf("it is not the file of network %q", rec.Name)
+		}
+		s.all[k] = rec
+		return nil
+	})
 	if err != nil {
 		return nil, fmt.Errorf("open networks: %w", err)
-	}
-	s := &namedStore{dir: dir, all: make(map[namedKey]Named)}
-	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		if !strings.HasSuffix(e.Name(), ".json") {
-			if err := os.Remove(path); err != nil { // half written
-				return nil, fmt.Errorf("open networks: %w", err)
-			}
-			continue
-		}
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return nil, fmt.Errorf("read network: %w", err)
-		}
-		var rec Named
-		if err := json.Unmarshal(data, &rec); err != nil {
-			return nil, fmt.Errorf("read network %s: %w", path, err)
-		}
-		if k := (namedKey{rec.Tenant, rec.Name}); s.path(k) == path {
-			s.all[k] = rec
-		} else {
-			return nil, fmt.Errorf("read network %s: it is not the file of network %q", path, rec.Name)
-		}
 	}
 	return s, nil
 }
 
-// path is the file of a record. Names of tenants and networks may differ in case only, and be long.
-func (s *namedStore) path(k namedKey) string {
+// file is the name of a record's file. Names of tenants and networks may differ in case only, and
+// be long.
+func (k namedKey) file() string {
 	sum := sha256.Sum256([]byte(k.tenant + "\x00" + k.name))
-	return filepath.Join(s.dir, hex.EncodeToString(sum[:16])+".json")
-}
-
-// write needs mu.
-func (s *namedStore) write(rec *Named) (err error) {
-	data, err := json.Marshal(rec)
-	if err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(s.dir, "new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), s.path(namedKey{rec.Tenant, rec.Name}))
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	dir, err := os.Open(s.dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return hex.EncodeToString(sum[:16])
 }
 
 // CreateNamed makes a network of a tenant. InUse returns an error if a sandbox names an internal
@@ -146,7 +101,7 @@ func (n *Networks) CreateNamed(rec Named, inUse func() error) (Named, error) {
 		s.mu.Lock()
 	}
 	if err == nil {
-		err = s.write(&rec)
+		err = records.Write(s.dir, k.file(), &rec)
 	}
 	if err != nil {
 		delete(s.all, k)
@@ -168,7 +123,7 @@ func (n *Networks) RemoveNamed(tenant, name string, inUse func() error) (Named, 
 	if !ok {
 		return Named{}, fmt.Errorf("network %s: %w", name, class.ErrNoNamed)
 	}
-	if err := os.Remove(s.path(k)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(records.Path(s.dir, k.file())); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return Named{}, fmt.Errorf("remove network %s: %w", name, err)
 	}
 	delete(s.all, k)
