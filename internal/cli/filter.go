@@ -4,6 +4,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/sandboxd/sandboxd/internal/cmdline"
@@ -42,6 +43,19 @@ func parseFilters[T any](filters []string, keys map[string]func(*T, string) bool
 func matchName(name, want string) bool {
 	ok, err := path.Match(want, name)
 	return name == want || err == nil && ok
+}
+
+// matchLabel reports whether there is the wanted label, KEY or KEY=VALUE.
+func matchLabel(labels map[string]string, want string) bool {
+	key, value, exact := strings.Cut(want, "=")
+	got, has := labels[key]
+	return has && (!exact || got == value)
+}
+
+// matchBool reports whether a fact is as wanted, true or false.
+func matchBool(is bool, want string) bool {
+	wanted, err := strconv.ParseBool(want)
+	return err == nil && wanted == is
 }
 
 // matchImage reports whether a reference is the wanted one, which may lack the registry's name and

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -116,15 +115,8 @@ var networkKeys = map[string]func(n *api.NamedNetwork, want string) bool{
 	"name": func(n *api.NamedNetwork, want string) bool {
 		return matchName(n.Name, want) || strings.Contains(n.Name, want)
 	},
-	"label": func(n *api.NamedNetwork, want string) bool {
-		key, value, exact := strings.Cut(want, "=")
-		got, has := n.Labels[key]
-		return has && (!exact || got == value)
-	},
-	"dangling": func(n *api.NamedNetwork, want string) bool {
-		dangling, err := strconv.ParseBool(want)
-		return err == nil && dangling == (len(n.Sandboxes) == 0)
-	},
+	"label":    func(n *api.NamedNetwork, want string) bool { return matchLabel(n.Labels, want) },
+	"dangling": func(n *api.NamedNetwork, want string) bool { return matchBool(len(n.Sandboxes) == 0, want) },
 	"sandbox": func(n *api.NamedNetwork, want string) bool {
 		return slices.ContainsFunc(n.Sandboxes, func(m api.NetworkMember) bool { return m.ID == want || m.Name == want })
 	},

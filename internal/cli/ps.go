@@ -202,9 +202,5 @@ var psKeys = map[string]func(s *api.Sandbox, want string) bool{
 	"network": func(s *api.Sandbox, want string) bool {
 		return string(s.Network.Mode) == want || slices.Contains(s.Network.Join, want) || s.Network.Mode == "" && want == string(api.NetworkNone)
 	},
-	"label": func(s *api.Sandbox, want string) bool {
-		key, value, exact := strings.Cut(want, "=")
-		got, has := s.Labels[key]
-		return has && (!exact || got == value)
-	},
+	"label": func(s *api.Sandbox, want string) bool { return matchLabel(s.Labels, want) },
 }

@@ -172,15 +172,8 @@ var volumeKeys = map[string]func(v *api.Volume, want string) bool{
 	"name": func(v *api.Volume, want string) bool {
 		return matchName(v.Name, want) || strings.Contains(v.Name, want)
 	},
-	"label": func(v *api.Volume, want string) bool {
-		key, value, exact := strings.Cut(want, "=")
-		got, has := v.Labels[key]
-		return has && (!exact || got == value)
-	},
-	"dangling": func(v *api.Volume, want string) bool {
-		dangling, err := strconv.ParseBool(want)
-		return err == nil && dangling == (len(v.Sandboxes) == 0)
-	},
+	"label":    func(v *api.Volume, want string) bool { return matchLabel(v.Labels, want) },
+	"dangling": func(v *api.Volume, want string) bool { return matchBool(len(v.Sandboxes) == 0, want) },
 	"sandbox": func(v *api.Volume, want string) bool {
 		return slices.ContainsFunc(v.Sandboxes, func(s api.SandboxRef) bool { return s.ID == want || s.Name == want })
 	},
