@@ -7,7 +7,7 @@ cd "$(dirname "$(realpath "$0")")/.."
 mkdir -p build
 user=${BENCH_USER:-sandboxd-test}
 id -u "$user" >/dev/null 2>&1 || useradd --create-home --shell /bin/sh "$user"
-bin=$(mktemp -d -p /var/tmp sandboxd-bench-XXXXXX) # the user must be able to execute them
+bin=$(mktemp -d -p /var/tmp sandboxd-bench-XXXXXX) # a place where that user can execute the binaries
 trap 'rm -rf "$bin"' EXIT
 chmod 755 "$bin"
 cp bin/sandboxd bin/sandboxd-agent bin/sandboxd-launcher bin/sandboxd-init "$bin/"

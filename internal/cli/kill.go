@@ -61,8 +61,8 @@ func runKill(ctx context.Context, id, exec string, opts killOptions, d deps) err
 	return explainMain(ctx, c, id, exec, c.SignalExec(ctx, id, exec, req), "sandboxd stop NAME ends it as a whole")
 }
 
-// explainMain says that a sandbox has no main process, if that is why a request about an exec has
-// failed, and what else there is to do with NAME.
+// explainMain returns the error of a request about an exec. If it failed because the sandbox has no
+// main process, the error says so, and with instead what to do.
 func explainMain(ctx context.Context, c *client.Client, id, exec string, err error, instead string) error {
 	if exec != api.MainExec || !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
 		return err

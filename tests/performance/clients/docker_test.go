@@ -1,5 +1,6 @@
 // Package clients measures Docker's own clients with the Docker face of sandboxd, and with dockerd.
-// `make bench-docker` runs it as root, whom dockerd needs, and writes the section of its figures.
+// `make bench-docker` runs it as root, because of dockerd, and writes the figures to a section of
+// docs/performance.md.
 //
 // The sides take turns, and the first one changes from round to round: a loaded machine slows all
 // of them.
