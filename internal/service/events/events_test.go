@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -502,5 +503,65 @@ func TestForeignFiles(t *testing.T) {
 	closeLog(t, l)
 	if _, err := os.Stat(foreign); errors.Is(err, fs.ErrNotExist) {
 		t.Error("it was removed")
+	}
+}
+
+// TestExecsLinger: events of execs wait for each other, until a reader or something else
+// comes.
+func TestExecsLinger(t *testing.T) {
+	exec := api.Event{Type: api.EventExec, Action: api.ActionStarted}
+	for name, test := range map[string]struct {
+		then    func(*testing.T, *Log)
+		written int // events on disk afterwards
+	}{
+		"nothing": {func(*testing.T, *Log) {}, 0},
+		"time":    {func(*testing.T, *Log) { time.Sleep(linger + 1) }, 2},
+		"another event": {func(_ *testing.T, l *Log) {
+			l.Publish("", api.Event{Type: api.EventSandbox, Action: api.ActionStarted})
+		}, 3},
+		"many": {func(_ *testing.T, l *Log) {
+			for range lingerMost - 2 {
+				l.Publish("", exec)
+			}
+		}, lingerMost},
+		"a reader": {func(t *testing.T, l *Log) {
+			if err := l.Read(t.Context(), "", Query{}, func(api.Event) error { return nil }); err != nil {
+				t.Error(err)
+			}
+		}, 2},
+		"close": {func(t *testing.T, l *Log) {
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := t.TempDir()
+				l := Open(Options{Dir: dir})
+				l.Publish("", exec)
+				l.Publish("", exec)
+				test.then(t, l)
+				synctest.Wait()
+				files, err := filepath.Glob(filepath.Join(dir, "t", "*"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				written := 0
+				for _, file := range files {
+					data, err := os.ReadFile(file)
+					if err != nil {
+						t.Fatal(err)
+					}
+					written += bytes.Count(data, []byte("\n"))
+				}
+				if written != test.written {
+					t.Errorf("%d events are on disk, want %d", written, test.written)
+				}
+				if err := l.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
 	}
 }

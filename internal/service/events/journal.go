@@ -15,14 +15,16 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 )
 
 // journal is the record of one tenant.
 type journal struct {
-	dir  string
-	opts *Options
+	dir     string
+	opts    *Options
+	writers *sync.WaitGroup // the log's
 
 	files   sync.Mutex // held by the one goroutine that opens or writes files; before mu
 	file    *os.File   // the last segment; nil if there is none, or not yet
@@ -36,10 +38,13 @@ type journal struct {
 	taken   uint64 // events that Publish has taken, dropped ones included
 	settled uint64 // those of them that are written, or lost
 	writing bool   // a goroutine is in writeQueue
-	loaded  bool
-	closed  bool
-	shown   view
-	changed chan struct{} // closed when shown or settled changes
+	// lingering starts a writer for events of execs; nil if the queue has none, or a writer.
+	lingering *time.Timer
+	followers int // readers that wait for more
+	loaded    bool
+	closed    bool
+	shown     view
+	changed   chan struct{} // closed when shown or settled changes
 }
 
 // A view bounds the part of the journal that readers may read.
@@ -56,6 +61,28 @@ type record struct {
 	Missing uint64 `json:"missing,omitempty"`
 	// Before is the ID of the event before, in the first line of a segment.
 	Before uint64 `json:"before,omitempty"`
+}
+
+// hurry starts the writer for what is queued. It needs mu, and that there is no writer.
+func (j *journal) hurry() {
+	if j.lingering != nil {
+		j.lingering.Stop()
+		j.lingering = nil
+	}
+	j.writing = true
+	j.writers.Go(j.writeQueue)
+}
+
+// follow counts a reader that waits for more. The returned function ends it.
+func (j *journal) follow() func() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.followers++
+	return func() {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.followers--
+	}
 }
 
 // writeQueue writes until nothing is queued.
@@ -91,6 +118,9 @@ func (j *journal) wake() {
 func (j *journal) settle(ctx context.Context) error {
 	j.mu.Lock()
 	until := j.taken
+	if j.lingering != nil {
+		j.hurry()
+	}
 	for j.settled < until {
 		changed := j.changed
 		j.mu.Unlock()

@@ -18,6 +18,11 @@ const (
 	segments    = 8       // files; with segmentSize about 25,000 events
 	maxQueued   = 4096    // events that wait for the writer; more are lost
 	maxLine     = 1 << 19 // bytes of an event: a sandbox's labels escaped in the longest way are 450 KiB
+
+	// linger is the time for which events of execs wait in the queue for others. A write for the
+	// start and one for the end of each exec take a fifth of the daemon's processor time for it.
+	linger     = 20 * time.Millisecond
+	lingerMost = 256 // queued events that end the wait
 )
 
 // ErrClosed ends the followers of a closed log.
@@ -72,9 +77,18 @@ func (l *Log) Publish(tenant string, e api.Event) {
 	}
 	e.Time = l.opts.Now().UTC()
 	j.queue = append(j.queue, e)
-	if !j.writing {
-		j.writing = true
-		l.writers.Go(j.writeQueue)
+	switch {
+	case j.writing:
+	case e.Type != api.EventExec || j.followers > 0 || len(j.queue) >= lingerMost:
+		j.hurry()
+	case j.lingering == nil:
+		j.lingering = time.AfterFunc(linger, func() {
+			j.mu.Lock()
+			defer j.mu.Unlock()
+			if j.lingering != nil {
+				j.hurry()
+			}
+		})
 	}
 }
 
@@ -82,6 +96,13 @@ func (l *Log) Publish(tenant string, e api.Event) {
 func (l *Log) Close() error {
 	l.mu.Lock()
 	l.closed = true
+	for _, j := range l.tenants {
+		j.mu.Lock()
+		if j.lingering != nil {
+			j.hurry()
+		}
+		j.mu.Unlock()
+	}
 	l.mu.Unlock()
 	l.writers.Wait()
 	l.mu.Lock()
@@ -99,7 +120,7 @@ func (l *Log) of(tenant string) *journal {
 	if j == nil {
 		// Encoded, because a tenant's name comes from the configuration, and is not a path.
 		dir := filepath.Join(l.opts.Dir, "t"+hex.EncodeToString([]byte(tenant)))
-		j = &journal{dir: dir, opts: &l.opts, changed: make(chan struct{})}
+		j = &journal{dir: dir, opts: &l.opts, writers: &l.writers, changed: make(chan struct{})}
 		l.tenants[tenant] = j
 	}
 	return j

@@ -40,6 +40,9 @@ func (l *Log) Read(ctx context.Context, tenant string, q Query, emit func(api.Ev
 	}
 	j := l.of(tenant)
 	l.mu.Unlock()
+	if q.Follow {
+		defer j.follow()()
+	}
 	if err := j.settle(ctx); err != nil {
 		return err
 	}
