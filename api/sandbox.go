@@ -232,6 +232,9 @@ type Enforced struct {
 	Volumes string `json:"volumes,omitempty"`
 	// Workspace is [WorkspaceMapped] or [WorkspaceShared]; empty without a workspace.
 	Workspace string `json:"workspace,omitempty"`
+	// Uncounted names the memory of the kernel that programs can take and that neither a limit nor a
+	// cgroup counts: [UncountedLocks] and [UncountedTimestamps]. It ends with them.
+	Uncounted []string `json:"uncounted,omitempty"`
 	// Missing names the defaults that this host cannot provide, each with its remedy.
 	Missing []string `json:"missing,omitempty"`
 }
@@ -243,6 +246,15 @@ const (
 	// EnforcedGateway is a network namespace in which the kernel ends every connection, by rules of
 	// nf_tables that the sandbox cannot change.
 	EnforcedGateway = "gateway"
+)
+
+// Values in [Enforced.Uncounted].
+const (
+	// UncountedLocks are locks on files: flock(2) and fcntl(2).
+	UncountedLocks = "file-locks"
+	// UncountedTimestamps are the timestamps of TCP that wait to be read: SO_TIMESTAMPING of
+	// socket(7).
+	UncountedTimestamps = "tcp-timestamps"
 )
 
 // The values of [Enforced.Cores].

@@ -16,6 +16,7 @@ var (
 	enforced = api.Enforced{
 		Namespaces: []string{"cgroup", "ipc", "mount", "network", "pid", "user", "uts"}, IDs: api.IDsOwn, Profile: "default", Seccomp: "default",
 		NoNewPrivs: true, Caps: 8, Landlock: 6, Cores: api.CoresNone, Memory: "cgroup", CPU: "cgroup", CPUSet: "cgroup", Pids: "cgroup", IO: "none", Network: "none",
+		Uncounted: []string{api.UncountedLocks, api.UncountedTimestamps},
 	}
 	running = api.Sandbox{
 		ID: "c4f1b7a09d2e", Name: "work", Image: toolImage, ImageDigest: digest, State: api.StateRunning, PID: 41312, Profile: "default",

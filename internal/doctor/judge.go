@@ -36,6 +36,7 @@ func judge(f facts) []api.Check {
 		f.judgePtrace(),
 		f.judgeCores(),
 		f.judgeIPC(),
+		judgeUncounted(),
 		f.judgeSocket(),
 	}
 	for i := range checks {
@@ -490,6 +491,14 @@ func (f facts) judgeIPC() api.Check {
 		Found:  join("a sandbox has ceilings of its own", f.ipcErr),
 		Means:  "shared memory, queues and semaphores of a sandbox, which outlive their programs, have the kernel's ceilings, which are a whole host's",
 		Remedy: kernel.IPCRemedy,
+	}
+}
+
+// judgeUncounted only says what holds on every host: there is no remedy, and nothing to probe.
+func judgeUncounted() api.Check {
+	return api.Check{
+		Name: "uncounted memory", OK: true,
+		Found: "locks on files and timestamps of TCP are memory that no kernel counts for a sandbox; they end with its programs: SECURITY.md",
 	}
 }
 

@@ -314,7 +314,8 @@ func TestExplicitLimitHasItsFile(t *testing.T) {
 // are reported as missing.
 func TestEnforcedIsWhatHolds(t *testing.T) {
 	spec, host := testSpec(), testHost()
-	if e, err := Enforce(spec, host); err != nil || e.CPU != "cgroup" || e.IO != "cgroup" || len(e.Missing) > 0 {
+	if e, err := Enforce(spec, host); err != nil || e.CPU != "cgroup" || e.IO != "cgroup" || len(e.Missing) > 0 ||
+		!slices.Equal(e.Uncounted, []string{api.UncountedLocks, api.UncountedTimestamps}) {
 		t.Fatalf("%+v, %v", e, err)
 	}
 	host.Files = slices.DeleteFunc(host.Files, func(f string) bool { return f == "cpu.max" })
