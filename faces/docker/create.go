@@ -133,7 +133,7 @@ var HostFields = []HostField{
 	{"VolumesFrom", refused, "name the volumes of the other container, as in -v NAME:PATH"},
 }
 
-// refuse returns the error for a field that asks for what there is not.
+// refuse returns the error for a field whose request has no equivalent here.
 func refuse(field, value string) error {
 	i := slices.IndexFunc(HostFields, func(row HostField) bool { return row.Name == field })
 	why := strings.ReplaceAll(HostFields[i].Note, "`", "")

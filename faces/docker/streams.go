@@ -73,7 +73,7 @@ type hijacked struct {
 	in *bufio.Reader
 }
 
-// Read implements io.Reader: first what the server has read already.
+// Read implements io.Reader: first the bytes that the server has read already.
 func (h *hijacked) Read(p []byte) (int, error) { return h.in.Read(p) }
 
 // closeWrite ends our direction, so that the client reads all and then the end.
@@ -504,7 +504,7 @@ func (f *Face) await(ctx context.Context, sb *api.Sandbox, condition string, sin
 	}
 }
 
-// getLogs sends what the main process has written.
+// getLogs sends the output of the main process.
 func (c *call) getLogs() error {
 	sb, err := c.container()
 	if err != nil {

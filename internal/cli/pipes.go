@@ -216,7 +216,7 @@ func grow(fd int) {
 	}
 }
 
-// copy moves all that the program writes. After the program's end it moves what the pipe holds at
+// copy moves all that the program writes. After the program's end it moves the pipe's content at
 // that time: processes that were left behind may keep the pipe open, and write, for ever.
 func (o *output) copy() error {
 	from, err := descriptor(o.from)

@@ -39,7 +39,7 @@ func run(ctx context.Context, args []string, d deps) int {
 	return cmdline.Run(ctx, args, root, d.Stderr)
 }
 
-// deps holds what the commands work with.
+// deps holds the commands' surroundings.
 type deps struct {
 	cmdline.Deps
 

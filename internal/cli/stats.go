@@ -106,7 +106,7 @@ func runStats(ctx context.Context, ids []string, opts statsOptions, tick <-chan 
 	}
 }
 
-// clearScreen moves the cursor to the top left corner and erases what is below.
+// clearScreen moves the cursor to the top left corner and erases everything below.
 const clearScreen = "\x1b[H\x1b[J"
 
 // printStats prints a table in one write, so that a terminal does not flicker.

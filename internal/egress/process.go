@@ -188,7 +188,7 @@ func (p *process) sendEvents(all []gateway.Event) {
 	}
 }
 
-// handle does what a request asks for. It closes the files.
+// handle executes a request. It closes the files.
 func (p *process) handle(r *request, files []*os.File) error {
 	defer func() {
 		for _, f := range files {

@@ -21,7 +21,7 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Config says what may be opened. All paths are absolute and without links.
+// Config bounds the openings. All paths are absolute and without links.
 type Config struct {
 	// Roots are the directories below which sources lie.
 	Roots []string `json:"roots,omitempty"`

@@ -227,7 +227,7 @@ func makeOne(c *net.UnixConn) error {
 	return errors.Join(send(c, makerAnswer{}, files...), n.Close())
 }
 
-// lockMaker loads the filter and tries what must not work any more.
+// lockMaker loads the filter and tries the forbidden calls.
 func lockMaker(loadFilter func(*specs.LinuxSeccomp) error) error {
 	if err := checkCapabilities(makerCapabilities); err != nil {
 		return fmt.Errorf("confine the maker: %w", err)

@@ -17,7 +17,7 @@ import (
 )
 
 // tempPrefix begins the names under which things are prepared beside their places. What a crash
-// leaves under one is what was prepared, or what the host had there.
+// leaves under one is the prepared file, or the host's.
 const tempPrefix = ".sandboxd-apply-"
 
 // Result is the outcome of one item.

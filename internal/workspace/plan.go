@@ -13,7 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Item is one change that the directory needs to become what the sandbox sees.
+// Item is one change that the directory needs to match the sandbox's view.
 type Item struct {
 	Path string // relative; any bytes but NUL
 	Kind api.ChangeKind

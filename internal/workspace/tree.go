@@ -55,7 +55,7 @@ type state struct {
 // beneath are the rules by which every name is looked up.
 const beneath = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 
-// errChanged reports a file of the host that is not what the plan is about.
+// errChanged reports a file of the host that the plan is not about.
 var errChanged = errors.New("changed on the host")
 
 // open opens a name below the directory; "." is the directory itself.

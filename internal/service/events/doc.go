@@ -14,10 +14,11 @@
 //	Publish ─▶ queue (memory, bounded) ─▶ one writer a tenant ─▶ one write(2) a batch ─▶ followers
 //
 // Publish takes neither a system call nor a wait, and may be called with locks held. The writer
-// starts at once; for events of execs alone, without a follower, after some milliseconds. Nothing is
-// synced: a crash of the daemon loses what its writer has not taken, a crash of the host also what
-// the kernel has not written. The next daemon cuts an incomplete end off. Followers see an event
-// only when it is written, so that no follower knows an ID that the next daemon gives away again.
+// starts at once; for events of execs alone, without a follower, after some milliseconds. Nothing
+// is synced: a crash of the daemon loses what its writer has not taken, a crash of the host also
+// what the kernel has not written. The next daemon cuts an incomplete end off. Followers see an
+// event only when it is written, so that no follower knows an ID that the next daemon gives away
+// again.
 //
 // # Reading
 //

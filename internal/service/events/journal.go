@@ -63,7 +63,7 @@ type record struct {
 	Before uint64 `json:"before,omitempty"`
 }
 
-// hurry starts the writer for what is queued. It needs mu, and that there is no writer.
+// hurry starts the writer for the queue. It needs mu, and that there is no writer.
 func (j *journal) hurry() {
 	if j.lingering != nil {
 		j.lingering.Stop()

@@ -92,7 +92,7 @@ func (l *Log) Publish(tenant string, e api.Event) {
 	}
 }
 
-// Close writes what is queued and ends the followers. Later events are ignored.
+// Close writes the queue and ends the followers. Later events are ignored.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	l.closed = true

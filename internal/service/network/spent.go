@@ -17,10 +17,10 @@ type used struct {
 	Spent gateway.Spent `json:"spent"`
 }
 
-// spent is the file of what the sandbox has used.
+// spent is the file of the sandbox's use.
 func (l *flowLog) spent() string { return l.path + ".spent.json" }
 
-// keepSpent writes what the gateway has told of the present life.
+// keepSpent writes the gateway's report of the present life.
 func (l *flowLog) keepSpent(s *gateway.Spent) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -37,7 +37,7 @@ func (l *flowLog) keepSpent(s *gateway.Spent) error {
 	return nil
 }
 
-// readSpent returns what a life has used under daemons before this one.
+// readSpent returns the use of a life under earlier daemons.
 func (l *flowLog) readSpent(life int) (gateway.Spent, error) {
 	data, err := os.ReadFile(l.spent())
 	if errors.Is(err, fs.ErrNotExist) {
