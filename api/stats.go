@@ -18,7 +18,7 @@ type Stats struct {
 	Disk     *DiskStats          `json:"disk,omitempty"`    // absent without a limit on disk or inodes
 }
 
-// DiskStats is the space of the sandbox's files when they were last counted: at most some seconds ago,
+// DiskStats is the space of the sandbox's files when last counted: at most some seconds ago,
 // and less the nearer a limit is.
 type DiskStats struct {
 	Bytes  int64 `json:"bytes"` // of allocated blocks
