@@ -148,16 +148,21 @@ func (c *codeContext) interrupt(run *contextRun, why string) {
 	})
 }
 
-// finish notes the end of a run.
-func (c *codeContext) finish(run *contextRun) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// over makes sure that a run is not interrupted any more. It needs mu.
+func (c *codeContext) over(run *contextRun) {
 	for _, t := range []*time.Timer{run.timer, run.grace} {
 		if t != nil {
 			t.Stop()
 		}
 	}
 	c.run = nil
+}
+
+// finish notes the end of a run.
+func (c *codeContext) finish(run *contextRun) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.over(run)
 	c.place.Busy, c.place.Deadline, c.place.Used = false, 0, time.Now().UnixNano()
 	c.writePlace()
 	c.arm()
@@ -195,6 +200,7 @@ func (c *codeContext) recover(ctx context.Context, run *contextRun, err error, s
 	died := errors.Is(err, errDied)
 	c.end(ctx)
 	c.mu.Lock()
+	c.over(run) // what is due for it is not for the next process
 	killed := run.killed
 	if !died {
 		killed = cmp.Or(killed, err.Error())

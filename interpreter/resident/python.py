@@ -7,6 +7,7 @@
 import _signal  # without the enumerations of signal, which cost more than the calls
 import ast
 import builtins
+import collections
 import fcntl
 import io
 import json
@@ -85,7 +86,7 @@ class Kernel:
         self.lock = threading.RLock()
         self.depth = 0  # of output within output, by handlers of signals
         self.held, self.held_kind = bytearray(), b"o"
-        self.between, self.dropped = [], 0  # output between runs
+        self.between, self.waiting, self.dropped = collections.deque(), 0, 0  # output between runs
         self.flushed = 0.0
         self.roused = False
         self.loop = None
@@ -184,7 +185,8 @@ class Kernel:
         with self.lock:
             self.depth += 1
             try:
-                if self.depth == 1 and self.ready.poll(0):
+                # The newline of a print comes by itself, and belongs to its text.
+                if self.depth == 1 and data != b"\n" and self.ready.poll(0):
                     self.settle()
                 self.hold(kind, data)
                 if self.depth > 1:
@@ -208,10 +210,10 @@ class Kernel:
     def hold(self, kind, data):
         if not self.running:
             self.between.append((kind, data))
-            size = sum(len(d) for _, d in self.between)
-            while size > BETWEEN and self.between:
-                _, first = self.between.pop(0)
-                size -= len(first)
+            self.waiting += len(data)
+            while self.waiting > BETWEEN:
+                _, first = self.between.popleft()
+                self.waiting -= len(first)
                 self.dropped += len(first)
             return
         if self.held and self.held_kind != kind:
@@ -273,7 +275,7 @@ class Kernel:
     def in_child(self):
         self.child = True
         self.lock = threading.RLock()
-        self.held, self.between = bytearray(), []
+        self.held, self.between, self.waiting = bytearray(), collections.deque(), 0
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     # Requests.
@@ -316,9 +318,9 @@ class Kernel:
             self.seq = req["run"]
             self.count += 1
             self.running = True
-            between, self.between = self.between, []
+            between, self.between, self.waiting = self.between, collections.deque(), 0
             if self.dropped:
-                between.insert(0, (b"e", b"[%d bytes of output between runs are dropped]\n" % self.dropped))
+                between.appendleft((b"e", b"[%d bytes of output between runs are dropped]\n" % self.dropped))
                 self.dropped = 0
             for kind, data in between:
                 self.hold(kind, data)
