@@ -5,30 +5,7 @@ import (
 	"net/http"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/service/class"
 )
-
-func (s *Server) postCode(w http.ResponseWriter, r *http.Request) error {
-	var req api.CodeRequest
-	if err := readJSON(w, r, maxExecBody, &req); err != nil {
-		return err
-	}
-	if req.Context == "" {
-		return class.Invalidf("context: name one")
-	}
-	if wants(r, api.TypeNDJSON) {
-		return answerEvents(w, codeError, func(emit func(api.CodeEvent) error) error { //nolint:contextcheck // it is the request's
-			return s.as(r).StreamInContext(r.Context(), r.PathValue("id"), req, emit)
-		})
-	}
-	res, err := s.as(r).RunInContext(r.Context(), r.PathValue("id"), req)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, res)
-}
-
-func codeError(p *api.Problem) api.CodeEvent { return api.CodeEvent{Problem: p} }
 
 func (s *Server) postContext(w http.ResponseWriter, r *http.Request) error {
 	var req api.CreateContext

@@ -100,7 +100,7 @@ func streamed(t *testing.T, r *daemontest.Running, req api.CodeRequest, c api.Co
 	t.Helper()
 	req.Context = c.ID
 	var last api.CodeEvent
-	err := r.API().StreamInContext(t.Context(), c.Sandbox, req, func(e api.CodeEvent) error {
+	err := r.API().StreamCode(t.Context(), c.Sandbox, req, func(e api.CodeEvent) error {
 		last = e
 		if on != nil {
 			on(e)
@@ -335,7 +335,7 @@ func TestContextsAreHandedOn(t *testing.T) {
 	began := make(chan struct{})
 	ended := make(chan error, 1)
 	go func() {
-		ended <- first.API().StreamInContext(t.Context(), sb.ID, api.CodeRequest{Context: busy.ID, Code: `
+		ended <- first.API().StreamCode(t.Context(), sb.ID, api.CodeRequest{Context: busy.ID, Code: `
 try:
     while True: print('x' * 1000)
 except KeyboardInterrupt:
@@ -391,7 +391,7 @@ func TestContextsAreApart(t *testing.T) {
 	for i, c := range all {
 		for range runs {
 			work.Go(func() {
-				res, err := d.API().RunInContext(t.Context(), sb.ID, api.CodeRequest{Context: c.ID, Code: "n += 1\nprint(me, end='')"})
+				res, err := d.API().RunCode(t.Context(), sb.ID, api.CodeRequest{Context: c.ID, Code: "n += 1\nprint(me, end='')"})
 				if err != nil || res.Logs.Stdout != fmt.Sprint(i) || res.Failure != nil {
 					t.Errorf("context %d: %+v, %v", i, res, err)
 				}

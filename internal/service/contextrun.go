@@ -17,10 +17,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-const (
-	maxCode    = 1 << 20  // bytes of source text
-	maxResults = 32 << 20 // bytes of the results of a buffered answer
-)
+// maxResults bounds the bytes of the results of a buffered answer.
+const maxResults = 32 << 20
 
 // Names of failures of a context itself.
 const (
@@ -252,7 +250,7 @@ func validateContextRun(req *api.CodeRequest) error {
 		return class.Invalidf("language: the context has one")
 	case len(req.Args) > 0, len(req.Stdin) > 0, req.Cwd != "", req.User != "":
 		return class.Invalidf("args, stdin, cwd and user: of a program of its own, not of a run in a context")
-	case len(req.Libraries) > 0:
+	case len(req.Libraries) > 0, req.LibraryDir != "":
 		return class.Invalidf("libraries: install them before the context needs them, with a run that has no context")
 	case req.OutputLimit < 0 || req.OutputLimit > maxOutputLimit:
 		return class.Invalidf("output_limit %d: must be between 0 and %d", req.OutputLimit, maxOutputLimit)
@@ -267,8 +265,8 @@ func validateContextRun(req *api.CodeRequest) error {
 // runInContext runs code in a context and emits events as they happen. Runs of a context take turns.
 // If ctx ends or emit fails, the run is interrupted, and the context restarted if that does not end
 // it.
-func (s *API) runInContext(ctx context.Context, ref string, req api.CodeRequest, emit func(api.CodeEvent) error) error {
-	if err := validateContextRun(&req); err != nil {
+func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest, emit func(api.CodeEvent) error) error {
+	if err := validateContextRun(req); err != nil {
 		return err
 	}
 	c, err := s.findContext(ctx, ref, req.Context)
@@ -291,7 +289,7 @@ func (s *API) runInContext(ctx context.Context, ref string, req api.CodeRequest,
 	defer lease.End()
 	ctx, cancel := withGone(ctx, lease)
 	defer cancel()
-	handed, err = c.answer(ctx, &req, emit)
+	handed, err = c.answer(ctx, req, emit)
 	if err != nil && errors.Is(context.Cause(ctx), errEnded) {
 		return s.ended(lease)
 	}
@@ -336,7 +334,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit fun
 	x := c.x
 	c.mu.Unlock()
 
-	out := &codeOutput{emit: emit, count: count, reader: resident.Reader{Run: request.Run}}
+	out := &runEvents{emit: emit, count: count, reader: resident.Reader{Run: request.Run}}
 	out.timedOut = func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -392,7 +390,7 @@ func (c *codeContext) leave(run *contextRun) bool {
 // tellDeath answers a run that found the process of its context dead. The code does not run: it
 // would not find what it expects.
 func (c *codeContext) tellDeath(why string, emit func(api.CodeEvent) error) error {
-	out := &codeOutput{emit: emit}
+	out := &runEvents{emit: emit}
 	if err := out.send(api.CodeEvent{Type: api.CodeStarted}); err != nil {
 		return err
 	}
@@ -402,8 +400,8 @@ func (c *codeContext) tellDeath(why string, emit func(api.CodeEvent) error) erro
 	}, api.Usage{}, false)
 }
 
-// codeOutput makes events of the messages of a run.
-type codeOutput struct {
+// runEvents makes events of the messages of a run.
+type runEvents struct {
 	emit   func(api.CodeEvent) error
 	reader resident.Reader
 	count  int
@@ -414,7 +412,7 @@ type codeOutput struct {
 	timedOut func() bool
 }
 
-func (o *codeOutput) send(e api.CodeEvent) error {
+func (o *runEvents) send(e api.CodeEvent) error {
 	e.Time = time.Now().UTC()
 	if err := o.emit(e); err != nil {
 		return fmt.Errorf("%w: %w", errEmit, err)
@@ -423,7 +421,7 @@ func (o *codeOutput) send(e api.CodeEvent) error {
 }
 
 // take is a handler of frames.
-func (o *codeOutput) take(f resident.Frame) (done bool, err error) {
+func (o *runEvents) take(f resident.Frame) (done bool, err error) {
 	m, err := o.reader.Read(f)
 	switch {
 	case err != nil || m == nil:
@@ -445,7 +443,7 @@ func (o *codeOutput) take(f resident.Frame) (done bool, err error) {
 	return true, nil
 }
 
-func (o *codeOutput) output(stream int, p []byte) error {
+func (o *runEvents) output(stream int, p []byte) error {
 	if h := o.held[stream]; len(h) > 0 {
 		p = append(h, p...)
 	}
@@ -454,7 +452,7 @@ func (o *codeOutput) output(stream int, p []byte) error {
 	return o.text(stream, p[:whole])
 }
 
-func (o *codeOutput) text(stream int, p []byte) error {
+func (o *runEvents) text(stream int, p []byte) error {
 	if len(p) == 0 {
 		return nil
 	}
@@ -463,7 +461,7 @@ func (o *codeOutput) text(stream int, p []byte) error {
 }
 
 // end emits the last events.
-func (o *codeOutput) end(failure *api.CodeFailure, usage api.Usage, timeout bool) error {
+func (o *runEvents) end(failure *api.CodeFailure, usage api.Usage, timeout bool) error {
 	for stream, h := range o.held {
 		if err := o.text(stream, h); err != nil { // no more of it will come
 			return err
@@ -483,43 +481,6 @@ func (o *codeOutput) end(failure *api.CodeFailure, usage api.Usage, timeout bool
 	return o.send(api.CodeEvent{Type: api.CodeEnded, ExecutionCount: o.count, Exit: &exit, Usage: &usage})
 }
 
-// RunInContext is runInContext with a buffered answer.
-func (s *API) RunInContext(ctx context.Context, ref string, req api.CodeRequest) (*api.CodeResult, error) {
-	limit := int(cmp.Or(req.OutputLimit, defaultOutputLimit))
-	stdout, stderr := head{limit: limit}, head{limit: limit}
-	res := &api.CodeResult{Results: []api.CodeValue{}}
-	left := maxResults
-	err := s.runInContext(ctx, ref, req, func(e api.CodeEvent) error {
-		switch e.Type {
-		case api.CodeStdout, api.CodeStderr:
-			to := &stdout
-			if e.Type == api.CodeStderr {
-				to = &stderr
-			}
-			to.write(append([]byte(e.Text), e.Data...))
-		case api.CodeValued:
-			if left -= sizeOfValue(e.Result); left < 0 {
-				res.Truncated = true
-				return nil
-			}
-			res.Results = append(res.Results, *e.Result)
-		case api.CodeFailed:
-			res.Failure = e.Failure
-		case api.CodeEnded:
-			res.ExecutionCount, res.Exit, res.Usage = e.ExecutionCount, *e.Exit, *e.Usage
-		case api.CodeStarted:
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	res.Truncated = res.Truncated || stdout.truncated || stderr.truncated
-	res.Logs.Stdout, _ = stdout.result()
-	res.Logs.Stderr, _ = stderr.result()
-	return res, nil
-}
-
 // sizeOfValue returns about how many bytes a value has.
 func sizeOfValue(v *api.CodeValue) int {
 	n := 1<<10 + len(v.Text) + len(v.HTML) + len(v.Markdown) + len(v.SVG) + len(v.PNG) + len(v.JPEG) + len(v.PDF) + len(v.LaTeX) + len(v.JavaScript)
@@ -529,9 +490,4 @@ func sizeOfValue(v *api.CodeValue) int {
 		}
 	}
 	return n
-}
-
-// StreamInContext is runInContext for clients that read events.
-func (s *API) StreamInContext(ctx context.Context, ref string, req api.CodeRequest, emit func(api.CodeEvent) error) error {
-	return s.runInContext(ctx, ref, req, emit)
 }

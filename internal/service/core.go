@@ -198,6 +198,7 @@ type core struct {
 	disk       disk
 	execs      *execs
 	contexts   contexts
+	toolchains toolchains
 	restarts   restarts
 	finals     finals
 	logs       *mainLogs
