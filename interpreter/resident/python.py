@@ -254,6 +254,8 @@ class Kernel:
                     self.depth -= 1
 
     def pump(self):
+        # A signal that the kernel gives to this thread does not wake the main one out of a wait.
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, SIGNALS)
         while True:
             for fd, _ in self.all.poll():
                 if fd == self.wake_r:
