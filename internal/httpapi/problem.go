@@ -136,6 +136,8 @@ var titles = map[api.Code]string{
 	api.CodeRegistry:       "Registry error",
 	api.CodeImage:          "Image invalid",
 	api.CodeBuild:          "Build failed",
+	api.CodeNoLanguage:     "Language not found",
+	api.CodeLibraries:      "Installation failed",
 	api.CodeUnavailable:    "Unavailable",
 	api.CodeInternal:       "Internal error",
 }
