@@ -24,7 +24,7 @@ const image = "local/languages:1"
 // packages are those of the languages but Go, which is mounted. They are as this machine has them:
 // `make deps` installs them.
 var packages = []string{
-	"bash", "coreutils", "dash", "sed", "grep", "python3", "python3-pip", "python3-numpy", "nodejs", "esbuild", "ruby", "default-jdk-headless", "gcc", "g++", "r-base-core",
+	"bash", "libc-bin", "coreutils", "dash", "sed", "grep", "python3", "python3-pip", "python3-numpy", "nodejs", "esbuild", "ruby", "default-jdk-headless", "gcc", "g++", "r-base-core",
 }
 
 // workshop is a sandbox that has all languages.
@@ -59,6 +59,15 @@ func open(t *testing.T) *workshop {
 		Image: image, Env: []string{"LANG=C.UTF-8"},
 		Settings: api.Settings{Mounts: []api.Mount{{Type: api.MountBind, Source: goroot, Target: "/usr/local/go", ReadOnly: true}}},
 	})
+	if name == "" { // R's package makes this file when it is installed
+		renviron, err := os.ReadFile("/etc/R/Renviron")
+		if err == nil {
+			err = s.Put(t.Context(), "/etc/R/Renviron", renviron)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	return &workshop{d.Client(t), s}
 }
 
@@ -117,67 +126,66 @@ func TestTable(t *testing.T) {
 	for i := range largeLines {
 		fmt.Fprintf(lines, "line %d\n", i)
 	}
-	for _, l := range languages {
-		t.Run(l.name, func(t *testing.T) {
-			t.Parallel()
-			cwd := "/work/" + l.name
-			for _, c := range []struct {
-				name  string
-				req   api.CodeRequest
-				want  outcome
-				says  string // in stderr, instead of want.stderr
-				fails string // name of the failure
-			}{
-				{name: "hello", req: api.CodeRequest{Code: l.hello}, want: outcome{stdout: "hello\n"}},
-				{name: "stdin", req: api.CodeRequest{Code: l.stdin, Stdin: []byte("a b\nc\n")}, want: outcome{stdout: "A B\nC\n"}},
-				{name: "exit", req: api.CodeRequest{Code: l.exit}, want: outcome{code: 3}},
-				{name: "runtime", req: api.CodeRequest{Code: l.runtime}, want: outcome{code: -1}, says: l.line, fails: l.failure},
-				{name: "syntax", req: api.CodeRequest{Code: l.syntax}, want: outcome{code: -1}, says: l.syntaxLine, fails: l.broken},
-				{name: "memory", req: api.CodeRequest{Code: l.memory}, want: outcome{stdout: "used\n"}},
-				{name: "unicode", req: api.CodeRequest{Code: l.unicode}, want: outcome{stdout: unicodeText + "\n"}},
-				{name: "large", req: api.CodeRequest{Code: l.large, OutputLimit: 4 << 20}, want: outcome{stdout: lines.String()}},
-				{name: "files", req: api.CodeRequest{Code: l.files}},
-				{name: "missing", req: api.CodeRequest{Code: l.missing}, want: outcome{code: -1}, says: l.missingText, fails: "?"},
-				{name: "args", req: api.CodeRequest{Code: l.args, Args: []string{"a b", "", "$HOME", "ž"}}, want: outcome{stdout: "a b\n\n$HOME\nž\n"}},
-				{name: "env", req: api.CodeRequest{Code: l.env, Env: []string{"CODE_TEST=a b"}}, want: outcome{stdout: "a b\n"}},
-				{name: "stderr", req: api.CodeRequest{Code: l.stderr}, want: outcome{stdout: "out\n", stderr: "err\n"}},
-				{name: "cwd", req: api.CodeRequest{Code: l.cwd}, want: outcome{stdout: cwd + "\n"}},
-			} {
-				t.Run(c.name, func(t *testing.T) {
-					if err := w.s.Put(t.Context(), cwd+"/in.txt", []byte("content")); err != nil {
-						t.Fatal(err)
-					}
-					c.req.Language, c.req.Cwd = l.name, cwd
-					got, res := w.code(t, c.req)
-					if c.name == "files" {
-						if out := w.s.Sh(t, "cat "+cwd+"/out.txt; rm "+cwd+"/out.txt"); out != "content" {
-							t.Errorf("out.txt has %q", out)
+	t.Run("languages", func(t *testing.T) {
+		for _, l := range languages {
+			t.Run(l.name, func(t *testing.T) {
+				t.Parallel()
+				cwd := "/work/" + l.name
+				for _, c := range []struct {
+					name  string
+					req   api.CodeRequest
+					want  outcome
+					says  string // in stderr, instead of want.stderr
+					fails string // name of the failure
+				}{
+					{name: "hello", req: api.CodeRequest{Code: l.hello}, want: outcome{stdout: "hello\n"}},
+					{name: "stdin", req: api.CodeRequest{Code: l.stdin, Stdin: []byte("a b\nc\n")}, want: outcome{stdout: "A B\nC\n"}},
+					{name: "exit", req: api.CodeRequest{Code: l.exit}, want: outcome{code: 3}},
+					{name: "runtime", req: api.CodeRequest{Code: l.runtime}, want: outcome{code: -1}, says: l.line, fails: l.failure},
+					{name: "syntax", req: api.CodeRequest{Code: l.syntax}, want: outcome{code: -1}, says: l.syntaxLine, fails: l.broken},
+					{name: "memory", req: api.CodeRequest{Code: l.memory}, want: outcome{stdout: "used\n"}},
+					{name: "unicode", req: api.CodeRequest{Code: l.unicode}, want: outcome{stdout: unicodeText + "\n"}},
+					{name: "large", req: api.CodeRequest{Code: l.large, OutputLimit: 4 << 20}, want: outcome{stdout: lines.String()}},
+					{name: "files", req: api.CodeRequest{Code: l.files}},
+					{name: "missing", req: api.CodeRequest{Code: l.missing}, want: outcome{code: -1}, says: l.missingText, fails: "?"},
+					{name: "args", req: api.CodeRequest{Code: l.args, Args: []string{"a b", "", "$HOME", "ž"}}, want: outcome{stdout: "a b\n\n$HOME\nž\n"}},
+					{name: "env", req: api.CodeRequest{Code: l.env, Env: []string{"CODE_TEST=a b"}}, want: outcome{stdout: "a b\n"}},
+					{name: "stderr", req: api.CodeRequest{Code: l.stderr}, want: outcome{stdout: "out\n", stderr: "err\n"}},
+					{name: "cwd", req: api.CodeRequest{Code: l.cwd}, want: outcome{stdout: cwd + "\n"}},
+				} {
+					t.Run(c.name, func(t *testing.T) {
+						if err := w.s.Put(t.Context(), cwd+"/in.txt", []byte("content")); err != nil {
+							t.Fatal(err)
 						}
-					}
-					compare(t, "as expected", got, c.want, c.says)
-					if c.name == "memory" && res.Usage.MemoryPeak < 64_000_000 {
-						t.Errorf("64 MB in use, and the peak is %d", res.Usage.MemoryPeak)
-					}
-					switch {
-					case c.fails == "?":
-					case (res.Failure == nil) != (c.fails == ""), res.Failure != nil && res.Failure.Name != c.fails:
-						t.Errorf("failure %+v, want %q; stderr %q", res.Failure, c.fails, got.stderr)
-					}
-					if plain := w.plain(t, &l, c.name, c.req); plain != got {
-						t.Errorf("plainly it is\n%+v\nand as code\n%+v", short(plain), short(got))
-					}
-				})
-			}
-			t.Run("timeout", func(t *testing.T) { w.timeout(t, &l, cwd) })
-			t.Run("streams", func(t *testing.T) { w.streams(t, &l, cwd) })
-		})
-	}
-	t.Cleanup(func() {
-		// Before the daemon's own clean-up: it was registered earlier.
-		if left := w.s.Sh(t, "ls -d /tmp/.code-* 2>/dev/null || true"); left != "" {
-			t.Errorf("left in the sandbox: %s", left)
+						c.req.Language, c.req.Cwd = l.name, cwd
+						got, res := w.code(t, c.req)
+						if c.name == "files" {
+							if out := w.s.Sh(t, "cat "+cwd+"/out.txt; rm "+cwd+"/out.txt"); out != "content" {
+								t.Errorf("out.txt has %q", out)
+							}
+						}
+						compare(t, "as expected", got, c.want, c.says)
+						if c.name == "memory" && res.Usage.MemoryPeak < 64_000_000 {
+							t.Errorf("64 MB in use, and the peak is %d", res.Usage.MemoryPeak)
+						}
+						switch {
+						case c.fails == "?":
+						case (res.Failure == nil) != (c.fails == ""), res.Failure != nil && res.Failure.Name != c.fails:
+							t.Errorf("failure %+v, want %q; stderr %q", res.Failure, c.fails, got.stderr)
+						}
+						if plain := w.plain(t, &l, c.name, c.req); plain != got {
+							t.Errorf("plainly it is\n%+v\nand as code\n%+v", short(plain), short(got))
+						}
+					})
+				}
+				t.Run("timeout", func(t *testing.T) { w.timeout(t, &l, cwd) })
+				t.Run("streams", func(t *testing.T) { w.streams(t, &l, cwd) })
+			})
 		}
 	})
+	if left := w.s.Sh(t, "ls -d /tmp/.code-* 2>/dev/null || true"); left != "" {
+		t.Errorf("left in the sandbox: %s", left)
+	}
 }
 
 func compare(t *testing.T, what string, got, want outcome, says string) {

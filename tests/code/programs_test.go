@@ -185,7 +185,7 @@ var languages = []language{
 		stdin:   "cat(toupper(readLines(file('stdin'))), sep='\\n')\n",
 		exit:    "quit(status=3)\n",
 		runtime: "f <- function(x) {\n  stop('bad')\n}\nf(0)\n", line: "Error in f(0) : bad", failure: "Error", // R tells no lines of a script
-		syntax: "x <- 1\ny <- <- 2\n", syntaxLine: "unexpected assignment", // not here, either
+		syntax: "x <- 1\ny <- <- 2\n", syntaxLine: "unexpected assignment", broken: "Error", // not here, either
 		timeout: "cat('before\\n')\nSys.sleep(10000)\n",
 		memory:  "b <- integer(16000000)\nb[] <- 1L\nif (b[5] == 1L) cat('used\\n')\n",
 		unicode: "cat('" + unicodeText + "\\n')\n",
