@@ -9,7 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +26,7 @@ const image = "local/languages:1"
 // packages are those of the languages but Go, which is mounted. They are as this machine has them:
 // `make deps` installs them.
 var packages = []string{
-	"bash", "libc-bin", "coreutils", "dash", "sed", "grep", "python3", "python3-pip", "python3-numpy", "nodejs", "esbuild", "ruby", "default-jdk-headless", "gcc", "g++", "r-base-core",
+	"bash", "libc-bin", "coreutils", "dash", "sed", "grep", "python3", "python3-pip", "python3-numpy", "nodejs", "esbuild", "ruby", "default-jdk-headless", "gcc", "g++", "r-base-core", "tar", "gzip",
 }
 
 // workshop is a sandbox that has all languages.
@@ -41,34 +43,51 @@ func open(t *testing.T) *workshop {
 		t.Fatalf("find Go: %v", err)
 	}
 	goroot := strings.TrimSpace(string(out))
-	d := harness.Start(t, harness.Options{Args: []string{"--mount-root", goroot}})
-	name := os.Getenv("SANDBOXD_TEST_CODE_IMAGE") // a tar of a whole root file system instead
-	if name == "" {
-		d.ImportDebian(t, image, packages...)
+	copied := map[string]string{goroot: "/usr/local/go"} // what no package has
+	packages := packages
+	// Where npm has replaced itself, its package no longer says which files it has.
+	if npm, err := filepath.EvalSymlinks(testenv.RequirePeer(t, "npm")); err != nil {
+		t.Fatal(err)
+	} else if dir := filepath.Dir(filepath.Dir(npm)); strings.HasSuffix(dir, "/node_modules/npm") {
+		copied[dir] = dir
 	} else {
-		f, err := os.Open(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		if got := d.CLIInput(t, f, "import", "--rootfs", "-", image); got.Code != 0 {
-			t.Fatalf("import: %+v", got)
-		}
+		packages = append(slices.Clone(packages), "npm")
 	}
-	s := d.Create(t, api.CreateSandbox{
-		Image: image, Env: []string{"LANG=C.UTF-8"},
-		Settings: api.Settings{Mounts: []api.Mount{{Type: api.MountBind, Source: goroot, Target: "/usr/local/go", ReadOnly: true}}},
-	})
-	if name == "" { // R's package makes this file when it is installed
-		renviron, err := os.ReadFile("/etc/R/Renviron")
-		if err == nil {
-			err = s.Put(t.Context(), "/etc/R/Renviron", renviron)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	d := harness.Start(t, harness.Options{})
+	d.ImportDebian(t, image, packages...)
+	s := d.Create(t, api.CreateSandbox{Image: image, Env: []string{"LANG=C.UTF-8"}})
+	for from, to := range copied {
+		copyIn(t, d, s, from, to)
+	}
+	renviron, err := os.ReadFile("/etc/R/Renviron") // which R's package makes when it is installed
+	if err == nil {
+		err = s.Put(t.Context(), "/etc/R/Renviron", renviron)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	return &workshop{d.Client(t), s}
+}
+
+// copyIn copies a directory of this machine into a sandbox.
+func copyIn(t *testing.T, d *harness.Daemon, s *harness.Sandbox, from, to string) {
+	t.Helper()
+	s.Sh(t, "rm -rf "+to+" && mkdir -p "+to)
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	tar := exec.CommandContext(t.Context(), "tar", "-C", from, "--exclude=./test", "--exclude=./api", "--exclude=./doc", "--exclude=./docs", "-cf", "-", ".")
+	tar.Stdout = write
+	if err := tar.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = write.Close() // tar has it
+	got := d.CLIInput(t, read, "cp", "-", s.ID+":"+to)
+	if err := tar.Wait(); err != nil || got.Code != 0 {
+		t.Fatalf("copy %s: %v, %+v", from, err, got)
+	}
 }
 
 // outcome is what is compared of a run.
@@ -119,9 +138,13 @@ func inDir(command string) string {
 }
 
 // TestTable runs each language's program of each case as code and plainly.
+//
+// One lane is enough: what a privilege changes about runs, functional.TestCode looks at in both.
 func TestTable(t *testing.T) {
+	testenv.SameForAll(t)
 	w := open(t)
 	w.s.Sh(t, "mkdir -p /plain")
+	local := libraries(t)
 	lines := new(strings.Builder)
 	for i := range largeLines {
 		fmt.Fprintf(lines, "line %d\n", i)
@@ -177,6 +200,9 @@ func TestTable(t *testing.T) {
 							t.Errorf("plainly it is\n%+v\nand as code\n%+v", short(plain), short(got))
 						}
 					})
+				}
+				if lib, ok := local[l.name]; ok {
+					t.Run("library", func(t *testing.T) { w.library(t, &l, &lib) })
 				}
 				t.Run("timeout", func(t *testing.T) { w.timeout(t, &l, cwd) })
 				t.Run("streams", func(t *testing.T) { w.streams(t, &l, cwd) })
