@@ -197,6 +197,8 @@ type core struct {
 	caches     buildCaches
 	disk       disk
 	execs      *execs
+	contexts   contexts
+	toolchains toolchains
 	restarts   restarts
 	finals     finals
 	logs       *mainLogs
