@@ -200,6 +200,6 @@ func openChanges(ctx context.Context, c *client.Client, id, to string) (_ *opene
 	if w.set, err = workspace.Read(stream, os.TempDir()); err != nil {
 		return nil, err
 	}
-	w.plan, err = w.set.Plan(w.to, w.base, sb.Workspace.Since)
+	w.plan, err = w.set.Plan(w.to, w.base, sb.Workspace.Since, sb.Workspace.Hidden)
 	return w, err
 }

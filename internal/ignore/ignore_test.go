@@ -250,7 +250,7 @@ func TestLikeGit(t *testing.T) {
 		}
 		return out.String()
 	}
-	for range testenv.Rounds(60, 2000) {
+	for range testenv.Rounds(60, 1000) {
 		files := []string{".gitignore=" + lines()}
 		var dirs []string
 		for range 25 {

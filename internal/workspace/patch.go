@@ -37,6 +37,9 @@ func (p *Plan) patch(out *bufio.Writer, item *Item, show func(string) string) er
 		}
 		for _, base := range names {
 			name := item.Path + "/" + base
+			if p.hidden.set[name] {
+				continue
+			}
 			st, err := p.to.stat(name)
 			if err != nil {
 				return err

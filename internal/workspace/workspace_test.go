@@ -124,7 +124,7 @@ func (h *host) plan(a *archive) *Plan {
 	}
 	h.t.Cleanup(func() { _ = set.Close() })
 	d := h.open()
-	p, err := set.Plan(d, d, h.since)
+	p, err := set.Plan(d, d, h.since, nil)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestApply(t *testing.T) {
 	if got, want := show(t, h.dir), show(t, want.dir); got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
-	again, err := p.set.Plan(p.to, p.base, h.since)
+	again, err := p.set.Plan(p.to, p.base, h.since, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +276,7 @@ func TestApplyToAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer set.Close()
-	p, err := set.Plan(to.open(), base.open(), base.since)
+	p, err := set.Plan(to.open(), base.open(), base.since, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
