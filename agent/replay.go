@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/sandboxd/sandboxd/agent/llm"
 	"github.com/sandboxd/sandboxd/api"
@@ -37,6 +38,7 @@ func ReplayRun(ctx context.Context, dir string, opts Options) (out *Replayed, er
 	if r.l, err = readLedger(events); err != nil {
 		return nil, err
 	}
+	r.dir = filepath.Clean(dir) // hidden, if the repository has it
 	if opts.InputDir != "" {
 		r.l.run.InputDir = opts.InputDir
 	}

@@ -59,7 +59,7 @@ type Options struct {
 	// budget again.
 	Network api.Network
 
-	InputDir  string // directory whose children are copied into the sandbox; "" for none
+	InputDir string // directory whose children are copied into the sandbox; "" for none
 	// RepoDir is a directory of the host that the run works on as its working directory: a workspace,
 	// whose changes are left in [PatchName] and change nothing on the host; "" for none. GitIgnore hides
 	// what its .gitignore files name, too.
@@ -125,7 +125,7 @@ type Result struct {
 	HasAnswer  bool       `json:"has_answer"`
 	Usage      llm.Usage  `json:"usage"` // sum over all model calls
 	Output     *Collected `json:"output,omitempty"`
-	Patch      *Patch     `json:"patch,omitempty"` // of a run with a repository
+	Patch      *Patch     `json:"patch,omitempty"`        // of a run with a repository
 	Kept       string     `json:"kept_sandbox,omitempty"` // ID of the sandbox, if it was kept for [Resume]
 }
 
