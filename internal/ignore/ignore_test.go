@@ -50,6 +50,7 @@ func TestPaths(t *testing.T) {
 		"a name at every depth":    {own: ".env\n", want: ".env a/.env a/b/.env"},
 		"at the top":               {own: "/.env\n", want: ".env"},
 		"a path":                   {own: "a/.env\r\n", want: "a/.env"},
+		"two stars":                {own: "**/.env\na/**/main.go\na/**/c.o\n", want: ".env a/.env a/b/.env a/b/c.o a/main.go"},
 		"a directory":              {own: "build/\n", want: "build src/build"},
 		"everything but":           {own: "/*\n!/a/\n!/.git\n!/.sandboxdignore\n", want: ".env build src"},
 		"taken back":               {own: ".env\n!/a/b/.env\n", want: ".env a/.env"},

@@ -14,7 +14,8 @@ type pattern struct {
 	dir     bool // is about directories only
 	base    bool // is compared with the last name of a path, at any depth; otherwise with the path
 	literal string
-	glob    glob // compared with what follows literal; nil if nothing may follow
+	glob    glob   // compared with what follows literal; nil if nothing may follow
+	tail    string // ends whatever the glob matches
 }
 
 var (
@@ -92,6 +93,7 @@ func parseLine(text string) (pattern, error) {
 		if p.glob, err = compile(text[special:], p.base); err != nil {
 			return p, err
 		}
+		p.tail = text[strings.LastIndexAny(text, `*?[]\/`)+1:]
 	}
 	for name := range strings.SplitSeq(text, "/") {
 		switch name {
@@ -114,6 +116,9 @@ func (p *pattern) matches(path, base string, dir bool) bool {
 	}
 	if p.glob == nil {
 		return path == p.literal
+	}
+	if !strings.HasSuffix(path, p.tail) { // the most common case, and cheaper than the glob
+		return false
 	}
 	rest, ok := strings.CutPrefix(path, p.literal)
 	return ok && p.glob.matches(rest)
