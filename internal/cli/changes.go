@@ -27,7 +27,7 @@ func newChanges(d deps) *cobra.Command {
 		Use:   "changes [flags] SANDBOX [PATH]...",
 		Short: "Show what a sandbox has changed in its workspace",
 		Long: `Show what a sandbox, be it running or not, has changed in the directory that its
---workspace names: the differences of texts as a patch that "git apply" reads, or
+--workspace names: the differences as a patch that "git apply" reads, or
 with --name-only a line for each file, A for added, C for changed and D for
 deleted. PATHs are relative to the directory; without one all changes are shown.
 
