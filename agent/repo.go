@@ -16,8 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/workspace"
 )
 
-// The files in a run's directory that hold the changes of its repository. ConflictsName has those of
-// files that were changed on the host during the run: applied, it would undo that.
+// The files in a run's directory that hold the changes of its repository. ConflictsName has
+// those of files that were changed on the host during the run: applied, it would undo that.
 const (
 	PatchName     = "changes.patch"
 	ConflictsName = "conflicts.patch"
@@ -31,8 +31,9 @@ type Patch struct {
 	Protected []string `json:"protected,omitempty"`
 	// Conflicts is the number of changes that are in [ConflictsName] instead.
 	Conflicts int `json:"conflicts,omitempty"`
-	// Skipped names the changes that no patch has, with the reasons, at most 100; a last line counts
-	// the others. InGit is the number of changes of git's own files, which no patch can have.
+	// Skipped names the changes that no patch has, with the reasons, at most 100; a last line
+	// counts the others. InGit is the number of changes of git's own files, which no patch can
+	// have.
 	Skipped []string `json:"skipped,omitempty"`
 	InGit   int      `json:"in_git,omitempty"`
 }
@@ -66,8 +67,8 @@ func (o *Options) checkRepo() error {
 	return nil
 }
 
-// within returns the path of a directory, which need not be there, below another; empty if it lies
-// elsewhere.
+// within returns the path of a directory, which need not be there, below another; empty if it
+// lies elsewhere.
 func within(dir, name string) (string, error) {
 	name, err := filepath.Abs(name)
 	if err != nil {
@@ -94,8 +95,8 @@ func within(dir, name string) (string, error) {
 	return rel, nil
 }
 
-// besideRepo puts the directories that lie in the working directory beside it: what is copied there
-// would be changes of the repository.
+// besideRepo puts the directories that lie in the working directory beside it: what is copied
+// there would be changes of the repository.
 func (c PromptConfig) besideRepo() PromptConfig {
 	for _, dir := range []*string{&c.InputDir, &c.OutputDir} {
 		if clean := path.Clean(*dir); isBelow(clean, path.Clean(c.WorkingDir)) && path.Clean(c.WorkingDir) != "/" {
@@ -110,8 +111,8 @@ func repoPrompt(workingDir string) string {
 	return fmt.Sprintf("\n\n<REPOSITORY>\n%s holds the project that the task is about. Change its files in place: the differences are handed back as a patch when you submit. Commits are not.\n</REPOSITORY>", workingDir)
 }
 
-// withRepo adds the workspace of the run's repository to the request for a sandbox. What is in the
-// run's own output directory is hidden, if that lies in the repository.
+// withRepo adds the workspace of the run's repository to the request for a sandbox. What is in
+// the run's own output directory is hidden, if that lies in the repository.
 func (r *run) withRepo(ctx context.Context, req *api.CreateSandbox) error {
 	dir := r.l.run.RepoDir
 	if dir == "" {

@@ -51,18 +51,19 @@ type Options struct {
 
 	// Create creates the sandbox; Run deletes it.
 	Create func(ctx context.Context, req api.CreateSandbox) (*Sandbox, error)
-	// Open finds a sandbox by ID or name and runs it for the given lifetime; only [Resume] needs it.
+	// Open finds a sandbox by ID or name and runs it for the given lifetime; only [Resume] needs
+	// it.
 	Open   func(ctx context.Context, ref string, lifetime time.Duration) (*Sandbox, error)
 	Image  string // "" means the host image
 	Limits api.Limits
-	// Network is the network of the run's sandbox. A run that goes on in another sandbox has its whole
-	// budget again.
+	// Network is the network of the run's sandbox. A run that goes on in another sandbox has its
+	// whole budget again.
 	Network api.Network
 
 	InputDir string // directory whose children are copied into the sandbox; "" for none
-	// RepoDir is a directory of the host that the run works on as its working directory: a workspace,
-	// whose changes are left in [PatchName] and change nothing on the host; "" for none. GitIgnore hides
-	// what its .gitignore files name, too.
+	// RepoDir is a directory of the host that the run works on as its working directory: a
+	// workspace, whose changes are left in [PatchName] and change nothing on the host; "" for
+	// none. GitIgnore hides what its .gitignore files name, too.
 	RepoDir   string
 	GitIgnore bool
 	OutputDir string // parent of the run's directory, which is named by its time
@@ -140,7 +141,8 @@ type run struct {
 
 	began time.Time // start of this process's work
 	base  Spent     // spending before that
-	// budgetChecked reports whether this process has checked the budget for the open turn's request.
+	// budgetChecked reports whether this process has checked the budget for the open turn's
+	// request.
 	budgetChecked bool
 	// marks holds the sandbox's files before the first turn; nil if another process has made it.
 	marks *fileMarks
@@ -555,8 +557,8 @@ func (r *run) collect(ctx context.Context, res *Result) (err error) {
 	case err != nil && lost(err):
 		return err
 	case err != nil:
-		// The list is only informative. The collection applies the rules again, and must not fail for
-		// want of a list.
+		// The list is only informative. The collection applies the rules again, and must not
+		// fail for want of a list.
 		r.OnNote(err.Error())
 	default:
 		if err := r.listElsewhere(ctx, outputs); err != nil {

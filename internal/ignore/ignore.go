@@ -37,12 +37,13 @@ const (
 	maxDepth = 1000
 )
 
-// Paths returns the paths below dir that are ignored, sorted: files and whole directories, without
-// what is in these. With git, .gitignore files count too, where .sandboxdignore says nothing of a
-// path. A directory that cannot be read is among the paths. It is empty without any such file.
+// Paths returns the paths below dir that are ignored, sorted: files and whole directories,
+// without what is in these. With git, .gitignore files count too, where .sandboxdignore says
+// nothing of a path. A directory that cannot be read is among the paths. It is empty without any
+// such file.
 //
-// A pattern without wildcards that names a path from the top is among them even if nothing is there:
-// the file stays hidden when it is made.
+// A pattern without wildcards that names a path from the top is among them even if nothing is
+// there: the file stays hidden when it is made.
 func Paths(ctx context.Context, dir string, git bool) ([]string, error) {
 	top, err := os.OpenFile(dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -167,8 +168,8 @@ func (s *search) ignored(name, base string, dir bool) bool {
 	return false
 }
 
-// last returns the last pattern that matches a path. Within a .git directory those without a slash
-// do not: a branch that is called logs, or build, is not what their author had in mind.
+// last returns the last pattern that matches a path. Within a .git directory those without a
+// slash do not: a branch that is called logs, or build, is not what their author had in mind.
 func last(patterns []pattern, name, base string, dir, inGit bool) *pattern {
 	for i := range slices.Backward(patterns) {
 		if p := &patterns[i]; !(inGit && p.base) && p.matches(name, base, dir) {

@@ -132,7 +132,8 @@ func TestWhatCannotBeHonoured(t *testing.T) {
 	}
 }
 
-// Links are names like others: none is followed, and a directory behind one is in no way looked at.
+// Links are names like others: none is followed, and a directory behind one is in no way looked
+// at.
 func TestLinksAreNotFollowed(t *testing.T) {
 	outside := tree(t, "secret.key")
 	dir := tree(t, FileName+"=*.key\nlinked/\n/out/later\n")
@@ -163,7 +164,8 @@ func TestClosedDirectoryIsHidden(t *testing.T) {
 	}
 }
 
-// gitIgnored returns what git ignores of the paths, in a repository that is made of the directory.
+// gitIgnored returns what git ignores of the paths, in a repository that is made of the
+// directory.
 func gitIgnored(t testing.TB, dir string, paths []string) []string {
 	t.Helper()
 	git := func(in string, args ...string) []byte {

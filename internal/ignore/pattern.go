@@ -24,8 +24,8 @@ var (
 	errNothing = errors.New("it names nothing")
 )
 
-// parse reads patterns as git does. A strict reader refuses a line that could never match: its author
-// would believe that it hides something. Git passes over such lines.
+// parse reads patterns as git does. A strict reader refuses a line that could never match: its
+// author would believe that it hides something. Git passes over such lines.
 func parse(data []byte, strict bool) ([]pattern, error) {
 	var out []pattern
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
@@ -86,8 +86,8 @@ func parseLine(text string) (pattern, error) {
 	}
 	p.literal = text
 	if special := strings.IndexAny(text, `*?[\`); special >= 0 {
-		// What stands before the first wildcard is compared on its own. For git the rest is a pattern of
-		// its own then: the stars of a**/b are at its beginning.
+		// What stands before the first wildcard is compared on its own. For git the rest is a
+		// pattern of its own then: the stars of a**/b are at its beginning.
 		p.literal = text[:special]
 		var err error
 		if p.glob, err = compile(text[special:], p.base); err != nil {
@@ -295,9 +295,9 @@ var classes = map[string]func(byte) bool{
 	"xdigit": func(b byte) bool { return isDigit(b) || between(b|0x20, 'a', 'f') },
 }
 
-// matches reports whether the glob matches the whole text. It keeps the set of elements that could
-// come next, so that its time is bounded by the product of both lengths: a hostile pattern such as
-// *a*a*a*a*b costs no more.
+// matches reports whether the glob matches the whole text. It keeps the set of elements that
+// could come next, so that its time is bounded by the product of both lengths: a hostile pattern
+// such as *a*a*a*a*b costs no more.
 func (g glob) matches(text string) bool {
 	next, after := make([]bool, len(g)+1), make([]bool, len(g)+1)
 	g.reach(next, 0)

@@ -12,10 +12,10 @@ import (
 	"strings"
 )
 
-// binary writes the content that a file gets in the form that git has for files that are no text:
-// the names of both contents, and the new one compressed, in lines of base 85. Git compares before,
-// the name of the old one, with what it finds. A reverse patch is left out: it would hold the whole
-// old file. A mode is empty where there is no file.
+// binary writes the content that a file gets in the form that git has for files that are no
+// text: the names of both contents, and the new one compressed, in lines of base 85. Git
+// compares before, the name of the old one, with what it finds. A reverse patch is left out: it
+// would hold the whole old file. A mode is empty where there is no file.
 func (p *Plan) binary(out *bufio.Writer, before, oldMode, newMode string, e *entry) error {
 	after, size, content := noBlob, int64(0), io.Reader(bytes.NewReader(nil))
 	if newMode != "" {
@@ -79,8 +79,8 @@ func blobName(r io.Reader, size int64) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), err
 }
 
-// base85 writes lines of at most 52 bytes, each with its length before it: A to Z for 1 to 26, then
-// a to z.
+// base85 writes lines of at most 52 bytes, each with its length before it: A to Z for 1 to 26,
+// then a to z.
 type base85 struct {
 	out  *bufio.Writer
 	line [52]byte

@@ -24,8 +24,8 @@ func (c *Comparison) Close() error {
 	return err
 }
 
-// Compare fetches the changes of a sandbox and compares them with a directory; by default, with an
-// empty name, that of its workspace.
+// Compare fetches the changes of a sandbox and compares them with a directory; by default, with
+// an empty name, that of its workspace.
 func Compare(ctx context.Context, c *client.Client, id, to string) (_ *Comparison, err error) {
 	sb, err := c.GetSandbox(ctx, id)
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// A sandbox does not see the hidden paths of its workspace, so nothing that it does is about what the
-// host has there. A file that it makes at such a path is in conflict with the host's. A directory
-// that it deletes stays on the host with what is hidden in it.
+// A sandbox does not see the hidden paths of its workspace, so nothing that it does is about the
+// files that the host has there. A file that it makes at such a path is in conflict with the
+// host's. A directory that it deletes stays on the host with what is hidden in it.
 
 // hiddenPaths are the hidden paths of a workspace: none lies below another.
 type hiddenPaths struct {
@@ -55,8 +55,8 @@ func (p *Plan) exists(name string) bool {
 	return err != nil || st.kind != none // what cannot be examined is left alone
 }
 
-// atHidden adds the item of what a sandbox made at a hidden path, unless the host has the like, as
-// after an apply.
+// atHidden adds the item of what a sandbox made at a hidden path, unless the host has the like,
+// as after an apply.
 func (p *Plan) atHidden(e *entry) error {
 	if e.kind == none {
 		return nil
@@ -76,8 +76,8 @@ func (p *Plan) atHidden(e *entry) error {
 	return nil
 }
 
-// deleted adds the deletion of what the host has at a name. A directory with hidden paths stays, and
-// the rest of it is deleted piece by piece.
+// deleted adds the deletion of what the host has at a name. A directory with hidden paths stays,
+// and the rest of it is deleted piece by piece.
 func (p *Plan) deleted(name string, e *entry, was *state) error {
 	if was.kind != directory || !p.keeps(name) {
 		item := &Item{Path: name, Kind: api.Deleted, Type: was.kind.String(), Size: was.size, Protected: p.protected(name), e: e, was: *was}

@@ -44,7 +44,8 @@ type Plan struct {
 	since time.Time
 	// hidden are paths that the sandbox did not see.
 	hidden hiddenPaths
-	// gone are directories of the set that stand where the host has none: nothing is below them yet.
+	// gone are directories of the set that stand where the host has none: nothing is below them
+	// yet.
 	gone         map[string]bool
 	repositories map[string]bool // see inRepository
 	exchanged    func()          // runs after an exchange, for tests
@@ -53,10 +54,10 @@ type Plan struct {
 	like map[string]state
 }
 
-// Plan compares the set with the directory to. Base is the workspace's own directory, and since the
-// time before which the sandbox saw none of its files: a file of base with a later change of status
-// is in conflict, and a file of another directory unless it is like that of base. What to has at the
-// hidden paths, which the sandbox did not see at all, is neither changed nor shown.
+// Plan compares the set with the directory to. Base is the workspace's own directory, and since
+// the time before which the sandbox saw none of its files: a file of base with a later change of
+// status is in conflict, and a file of another directory unless it is like that of base. What to
+// has at the hidden paths, which the sandbox did not see at all, is neither changed nor shown.
 //
 // Files that are like the sandbox's are no item, so a second plan after [Plan.Apply] has only what
 // was not applied.

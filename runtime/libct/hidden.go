@@ -15,13 +15,13 @@ import (
 )
 
 // Hidden paths of a workspace are whiteouts in a layer between the host's directory and what the
-// sandbox writes. The layer is a file system in memory that Init makes in the sandbox's own mount
-// namespace: no path leads to it from inside, and nothing that happens in the layer above takes a
-// whiteout away. Directories on the way are seen with the attributes that they have in this layer,
-// which are therefore copied.
+// sandbox writes. The layer is a file system in memory that Init makes in the sandbox's own
+// mount namespace: no path leads to it from inside, and nothing that happens in the layer above
+// takes a whiteout away. Directories on the way are seen with the attributes that they have in
+// this layer, which are therefore copied.
 
-// mountHidden makes the layer and returns its place; empty if nothing is hidden. The host's directory
-// must be at launcher.WorkspaceDir.
+// mountHidden makes the layer and returns its place; empty if nothing is hidden. The host's
+// directory must be at launcher.WorkspaceDir.
 func mountHidden(hidden []string) (string, error) {
 	if len(hidden) == 0 {
 		return "", nil
@@ -50,8 +50,8 @@ type hiddenLayer struct {
 	first     string          // whiteout, which the others are further names of
 }
 
-// hide makes a whiteout. If a directory on the way is missing, the whiteout stands for that: whatever
-// the host has there later is hidden.
+// hide makes a whiteout. If a directory on the way is missing, the whiteout stands for that:
+// whatever the host has there later is hidden.
 func (l *hiddenLayer) hide(name string) error {
 	for i := range len(name) {
 		if name[i] != '/' {
@@ -85,8 +85,8 @@ func (l *hiddenLayer) directory(name string) (more bool, err error) {
 	if err := unix.Mkdir(at, 0o700); err != nil {
 		return false, fmt.Errorf("make directory: %w", err)
 	}
-	// An owner that the sandbox has no id for is seen as nobody below, too. Where there is no such id
-	// either, root keeps the directory, which changes nothing on the host.
+	// An owner that the sandbox has no id for is seen as nobody below, too. Where there is no
+	// such id either, root keeps the directory, which changes nothing on the host.
 	if err := unix.Lchown(at, int(st.Uid), int(st.Gid)); err != nil && !errors.Is(err, unix.EINVAL) {
 		return false, fmt.Errorf("set the owner of %q: %w", name, err)
 	}
@@ -131,8 +131,8 @@ func (l *hiddenLayer) finish() error {
 	return nil
 }
 
-// verifyHidden reports an error if a path that is to be hidden can be seen in the mounted workspace.
-// What the sandbox has made there, at an earlier start, is its own.
+// verifyHidden reports an error if a path that is to be hidden can be seen in the mounted
+// workspace. What the sandbox has made there, at an earlier start, is its own.
 func verifyHidden(target string, w *workspacePlan) error {
 	if len(w.Hidden) == 0 {
 		return nil

@@ -14,7 +14,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// lookout reads whatever it can find of a secret, and prints where. The visible file is the control.
+// lookout reads whatever it can find of a secret, and prints where. The visible file is the
+// control.
 const lookout = `
 import ctypes, os, struct
 SECRET, VISIBLE = b"hidden-of-the-host", b"seen-of-the-host"
@@ -60,8 +61,8 @@ for path in ["/workspace", "/workspace/sub", "/workspace/secrets"]:
 print("\n".join(sorted(found)))
 `
 
-// What a workspace hides cannot be read, however its directories are moved, emptied and made anew,
-// nor after another start. What programs make at such a path is their own.
+// What a workspace hides cannot be read, however its directories are moved, emptied and made
+// anew, nor after another start. What programs make at such a path is their own.
 func TestHiddenFilesOfAWorkspace(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
