@@ -95,7 +95,7 @@ func within(dir, name string) (string, error) {
 	return rel, nil
 }
 
-// besideRepo puts the directories that lie in the working directory beside it: what is copied
+// besideRepo puts the directories that lie in the working directory beside it: files copied
 // there would be changes of the repository.
 func (c PromptConfig) besideRepo() PromptConfig {
 	for _, dir := range []*string{&c.InputDir, &c.OutputDir} {
@@ -106,13 +106,13 @@ func (c PromptConfig) besideRepo() PromptConfig {
 	return c
 }
 
-// repoPrompt returns what the model is told of the repository.
+// repoPrompt returns the paragraph of the prompt about the repository.
 func repoPrompt(workingDir string) string {
 	return fmt.Sprintf("\n\n<REPOSITORY>\n%s holds the project that the task is about. Change its files in place: the differences are handed back as a patch when you submit. Commits are not.\n</REPOSITORY>", workingDir)
 }
 
-// withRepo adds the workspace of the run's repository to the request for a sandbox. What is in
-// the run's own output directory is hidden, if that lies in the repository.
+// withRepo adds the workspace of the run's repository to the request for a sandbox. The
+// run's own output directory is hidden, if it lies in the repository.
 func (r *run) withRepo(ctx context.Context, req *api.CreateSandbox) error {
 	dir := r.l.run.RepoDir
 	if dir == "" {

@@ -15,9 +15,9 @@ type Workspace struct {
 	// the sandbox compares them with those of Source, and fails if they differ.
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
-	// Hidden are paths below Source that programs do not see: as if nothing were there, whatever is
-	// made there on the host later. They are relative, in their shortest form, and chosen once, when the
-	// sandbox is created. At most [MaxHidden] with [MaxHiddenBytes] bytes together.
+	// Hidden are paths below Source that programs do not see, also if the host gets a file there later.
+	// They are relative, in their shortest form, and chosen once, when the sandbox is created. At most
+	// [MaxHidden] with [MaxHiddenBytes] bytes together.
 	Hidden []string `json:"hidden,omitempty"`
 	// UID and GID are the ids of the sandbox's programs, which own the files where the mount's ids are
 	// mapped; set by the daemon.

@@ -38,7 +38,7 @@ const (
 )
 
 // Paths returns the paths below dir that are ignored, sorted: files and whole directories,
-// without what is in these. With git, .gitignore files count too, where .sandboxdignore says
+// without the files in these. With git, .gitignore files count too, where .sandboxdignore says
 // nothing of a path. A directory that cannot be read is among the paths. It is empty without any
 // such file.
 //
@@ -89,7 +89,7 @@ type gitFile struct {
 	patterns []pattern
 }
 
-// directory adds what is ignored in a directory.
+// directory adds the ignored paths of a directory.
 func (s *search) directory(f *os.File, prefix string, depth int) error {
 	if err := context.Cause(s.ctx); err != nil {
 		return err
@@ -134,7 +134,7 @@ func (s *search) below(dir int, base, name string, depth int) error {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
 		return nil // it was replaced since it was listed
 	case errors.Is(err, unix.EACCES):
-		return s.add(name) // root of the sandbox might read what the user cannot examine
+		return s.add(name) // root of the sandbox might read it
 	case err != nil:
 		return fmt.Errorf("open directory %q: %w", name, err)
 	}

@@ -82,7 +82,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// What cannot be honoured is an error: its author believes that it hides something.
+// A file that cannot be honoured is an error: its author believes that it hides something.
 func TestWhatCannotBeHonoured(t *testing.T) {
 	long := strings.Repeat("x", maxFile+1)
 	many := make([]string, api.MaxHidden+1)
@@ -190,7 +190,7 @@ func gitIgnored(t testing.TB, dir string, paths []string) []string {
 	return ignored
 }
 
-// ignoredOf returns all paths of a tree, and those that are ignored or lie in what is.
+// ignoredOf returns all paths of a tree, and the ignored ones with all below them.
 func ignoredOf(t testing.TB, dir string) (all, ignored []string) {
 	t.Helper()
 	hidden, err := Paths(t.Context(), dir, true)

@@ -21,8 +21,8 @@ import (
 // workspace, below the overlay.
 const WorkspaceDir = "/workspace"
 
-// HiddenDir is the directory in which such a sandbox makes the layer of what is hidden of its
-// workspace, between the two.
+// HiddenDir is the directory in which such a sandbox makes the layer of whiteouts of its workspace,
+// between the two.
 const HiddenDir = "/workspace-hidden"
 
 // WorkspaceUpper and WorkspaceWork are the directories of the overlay on a workspace, in that of

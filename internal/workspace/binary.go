@@ -44,7 +44,7 @@ func (p *Plan) binary(out *bufio.Writer, before, oldMode, newMode string, e *ent
 	return out.WriteByte('\n')
 }
 
-// hostBlob returns git's name of what the host has at a path.
+// hostBlob returns git's name of the host's content at a path.
 func (p *Plan) hostBlob(name string, k kind, was *state) (string, error) {
 	switch k {
 	case none:

@@ -12,9 +12,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/ignore"
 )
 
-// Describe returns a directory as a workspace for a request, without what its .sandboxdignore
-// keeps out, and with git its .gitignore files. Links on the way to the directory are followed
-// here, with the user's rights; the daemon follows none.
+// Describe returns a directory as a workspace for a request, without the files that its
+// .sandboxdignore keeps out, and with git its .gitignore files. Links on the way to the
+// directory are followed here, with the user's rights; the daemon follows none.
 func Describe(ctx context.Context, dir string, git bool) (*api.Workspace, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {

@@ -52,11 +52,11 @@ func (p *Plan) keeps(dir string) bool {
 
 func (p *Plan) exists(name string) bool {
 	st, err := p.to.stat(name)
-	return err != nil || st.kind != none // what cannot be examined is left alone
+	return err != nil || st.kind != none // an unknown file is left alone
 }
 
-// atHidden adds the item of what a sandbox made at a hidden path, unless the host has the like,
-// as after an apply.
+// atHidden adds the item of a file that a sandbox made at a hidden path, unless the host has the
+// like, as after an apply.
 func (p *Plan) atHidden(e *entry) error {
 	if e.kind == none {
 		return nil
@@ -76,8 +76,8 @@ func (p *Plan) atHidden(e *entry) error {
 	return nil
 }
 
-// deleted adds the deletion of what the host has at a name. A directory with hidden paths stays,
-// and the rest of it is deleted piece by piece.
+// deleted adds the deletion of the host's file or directory at a name. A directory with hidden
+// paths stays, and the rest of it is deleted piece by piece.
 func (p *Plan) deleted(name string, e *entry, was *state) error {
 	if was.kind != directory || !p.keeps(name) {
 		item := &Item{Path: name, Kind: api.Deleted, Type: was.kind.String(), Size: was.size, Protected: p.protected(name), e: e, was: *was}
