@@ -98,3 +98,15 @@ func TestBetween(t *testing.T) {
 		}
 	}
 }
+
+// Clients refuse other keys of filters than these.
+func TestEventFilterKeys(t *testing.T) {
+	for _, key := range api.EventFilterKeys() {
+		if eventKeys[key] == nil {
+			t.Errorf("there is no filter by %s", key)
+		}
+	}
+	if len(eventKeys) != len(api.EventFilterKeys()) {
+		t.Errorf("%d keys, %d are told", len(eventKeys), len(api.EventFilterKeys()))
+	}
+}
