@@ -88,11 +88,10 @@ func within(dir, name string) (string, error) {
 		missing = append([]string{filepath.Base(name)}, missing...)
 		name = filepath.Dir(name)
 	}
-	rel, err := filepath.Rel(dir, name)
-	if err != nil || !filepath.IsLocal(rel) {
-		return "", nil
+	if rel, err := filepath.Rel(dir, name); err == nil && filepath.IsLocal(rel) {
+		return rel, nil
 	}
-	return rel, nil
+	return "", nil
 }
 
 // besideRepo puts the directories that lie in the working directory beside it: files copied
@@ -212,7 +211,7 @@ func savePatch(w *workspace.Comparison, items []*workspace.Item, name string) (e
 	}()
 	out := bufio.NewWriter(f)
 	err = w.WritePatch(out, items, nil)
-	if err = errors.Join(err, out.Flush(), f.Chmod(0o644), f.Sync(), f.Close()); err != nil { //nolint:gosec // results are meant to be read by others
+	if err = errors.Join(err, out.Flush(), f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(f.Name(), name)

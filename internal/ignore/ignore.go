@@ -172,7 +172,7 @@ func (s *search) ignored(name, base string, dir bool) bool {
 // slash do not: a branch that is called logs, or build, is not what their author had in mind.
 func last(patterns []pattern, name, base string, dir, inGit bool) *pattern {
 	for i := range slices.Backward(patterns) {
-		if p := &patterns[i]; !(inGit && p.base) && p.matches(name, base, dir) {
+		if p := &patterns[i]; (!inGit || !p.base) && p.matches(name, base, dir) {
 			return p
 		}
 	}

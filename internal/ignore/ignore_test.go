@@ -227,8 +227,10 @@ func TestLikeGit(t *testing.T) {
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
 	names := []string{"a", "b", "ab", "abc", "a.o", "b.o", ".x", "a b", "a ", "[a]", "a*", "!a", "#a", "aé", "-", "A", "a-b", "]", "x\ty", `a\b`}
-	pieces := []string{"a", "b", "c", "*", "**", "?", "/", "/", "**/", "/**", ".o", ".", "[ab]", "[!a]", "[^b]", "[a-c]", "[]a]", "[]-a]", "[a-]", "[[:alpha:]]",
-		"[[:punct:][:space:]]", "[[:upper:]-z]", "[[a]", `\*`, `\!`, `\#`, `\ `, " ", "[", `[\]a]`, `[a-\c]`, "[[:x:]]", "é", `\`, `\/`, "-", "!", "#", "..", "[/]"}
+	pieces := []string{
+		"a", "b", "c", "*", "**", "?", "/", "/", "**/", "/**", ".o", ".", "[ab]", "[!a]", "[^b]", "[a-c]", "[]a]", "[]-a]", "[a-]", "[[:alpha:]]",
+		"[[:punct:][:space:]]", "[[:upper:]-z]", "[[a]", `\*`, `\!`, `\#`, `\ `, " ", "[", `[\]a]`, `[a-\c]`, "[[:x:]]", "é", `\`, `\/`, "-", "!", "#", "..", "[/]",
+	}
 	lines := func() string {
 		var out strings.Builder
 		for range 1 + r.IntN(5) {

@@ -97,7 +97,7 @@ func takeMount(req *request, files []*os.File) error {
 	}
 	req.Spec.Workspace.Mount = mount
 	if req.Spec.Workspace.Hides {
-		hidden, err := readHidden(files[2])
+		hidden, err := readHidden(files[len(files)-1])
 		if err != nil {
 			return fmt.Errorf("hidden files of the workspace: %w", err)
 		}

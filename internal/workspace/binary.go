@@ -109,11 +109,8 @@ func (b *base85) flush() error {
 		return nil
 	}
 	clear(b.line[b.n:])
-	length := byte('A' + b.n - 1)
-	if b.n > 26 {
-		length = byte('a' + b.n - 27)
-	}
-	text := []byte{length}
+	const lengths = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	text := []byte{lengths[b.n-1]}
 	for i := 0; i < b.n; i += 4 {
 		v := uint32(b.line[i])<<24 | uint32(b.line[i+1])<<16 | uint32(b.line[i+2])<<8 | uint32(b.line[i+3])
 		var group [5]byte

@@ -65,6 +65,5 @@ func TestHiddenPathsAreLeftAlone(t *testing.T) {
 	again, err := set.Plan(d, d, h.since, hidden)
 	if err != nil || len(again.Items) != 4 {
 		t.Errorf("a second plan has %d items, %v", len(again.Items), err)
-
 	}
 }
