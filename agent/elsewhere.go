@@ -76,6 +76,9 @@ func (r *run) lookElsewhere(ctx context.Context, on func(api.FileEntry)) (more b
 		if left--; left < 0 || len(dirs) >= maxTopDirs {
 			return errEnough
 		}
+		if r.l.run.RepoDir != "" && isBelow(e.Path, prompt.WorkingDir) {
+			return nil // the patch has it
+		}
 		if e.Type == api.TypeDirectory && !slices.Contains(systemDirs, path.Base(e.Path)) {
 			dirs = append(dirs, e.Path)
 		}
@@ -87,11 +90,14 @@ func (r *run) lookElsewhere(ctx context.Context, on func(api.FileEntry)) (more b
 	if err != nil {
 		return false, fmt.Errorf("list the files of the sandbox: %w", err)
 	}
-	if !slices.ContainsFunc(dirs, func(dir string) bool { return isBelow(prompt.WorkingDir, dir) }) {
+	if r.l.run.RepoDir == "" && !slices.ContainsFunc(dirs, func(dir string) bool { return isBelow(prompt.WorkingDir, dir) }) {
 		dirs = append(dirs, prompt.WorkingDir) // in a system directory
 	}
 	for _, dir := range dirs {
 		listMore, err := r.sandbox.List(ctx, dir, func(e api.FileEntry) error {
+			if r.l.run.RepoDir != "" && isBelow(e.Path, prompt.WorkingDir) {
+				return nil
+			}
 			if left--; left < 0 {
 				return errEnough
 			}

@@ -87,6 +87,8 @@ type RunEvent struct {
 	Limits      api.Limits     `json:"limits,omitzero"`
 	Network     api.Network    `json:"network,omitzero"`    // of each sandbox of the run
 	InputDir    string         `json:"input_dir,omitempty"` // absolute, on the host
+	RepoDir     string         `json:"repo_dir,omitempty"`  // as above
+	GitIgnore   bool           `json:"gitignore,omitempty"`
 	Budget      Budget         `json:"budget"`
 	PerCall     int            `json:"max_tokens_per_call"`
 	Temperature *float64       `json:"temperature,omitempty"`
@@ -214,6 +216,7 @@ type EndEvent struct {
 	Reason ExitReason `json:"reason"`
 	Detail string     `json:"detail,omitempty"`
 	Output *Collected `json:"output,omitempty"`
+	Patch  *Patch     `json:"patch,omitempty"`
 	Spent  Spent      `json:"spent"`
 	// OutputError is the reason why the output is incomplete. Resume collects it again if the
 	// sandbox exists.

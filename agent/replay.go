@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/sandboxd/sandboxd/agent/llm"
 	"github.com/sandboxd/sandboxd/api"
@@ -37,14 +38,18 @@ func ReplayRun(ctx context.Context, dir string, opts Options) (out *Replayed, er
 	if r.l, err = readLedger(events); err != nil {
 		return nil, err
 	}
+	r.dir = filepath.Clean(dir) // hidden, if the repository has it
 	if opts.InputDir != "" {
 		r.l.run.InputDir = opts.InputDir
 	}
-	r.sandbox, err = r.Create(ctx, api.CreateSandbox{
+	req := api.CreateSandbox{
 		Image: r.l.run.Image, Limits: r.l.run.Limits, Network: r.l.run.Network, Labels: map[string]string{"sandboxd.agent": "replay"},
 		Timeout: r.l.run.Budget.Time.Seconds(), IdleTimeout: idleTime.Seconds(),
-	})
-	if err != nil {
+	}
+	if err := r.withRepo(ctx, &req); err != nil {
+		return nil, err
+	}
+	if r.sandbox, err = r.Create(ctx, req); err != nil {
 		return nil, fmt.Errorf("create the sandbox: %w", err)
 	}
 	defer func() { err = errors.Join(err, r.discard(ctx)) }()

@@ -51,15 +51,21 @@ type Options struct {
 
 	// Create creates the sandbox; Run deletes it.
 	Create func(ctx context.Context, req api.CreateSandbox) (*Sandbox, error)
-	// Open finds a sandbox by ID or name and runs it for the given lifetime; only [Resume] needs it.
+	// Open finds a sandbox by ID or name and runs it for the given lifetime; only [Resume] needs
+	// it.
 	Open   func(ctx context.Context, ref string, lifetime time.Duration) (*Sandbox, error)
 	Image  string // "" means the host image
 	Limits api.Limits
-	// Network is the network of the run's sandbox. A run that goes on in another sandbox has its whole
-	// budget again.
+	// Network is the network of the run's sandbox. A run that goes on in another sandbox has its
+	// whole budget again.
 	Network api.Network
 
-	InputDir  string // directory whose children are copied into the sandbox; "" for none
+	InputDir string // directory whose children are copied into the sandbox; "" for none
+	// RepoDir is a directory of the host that the run works on as its working directory: a
+	// workspace, whose changes are left in [PatchName] and change nothing on the host; "" for
+	// none. GitIgnore hides what its .gitignore files name, too.
+	RepoDir   string
+	GitIgnore bool
 	OutputDir string // parent of the run's directory, which is named by its time
 	// InputAllowed, if set, may refuse to copy the input: a record may name the directory.
 	InputAllowed func(dir string) error
@@ -120,6 +126,7 @@ type Result struct {
 	HasAnswer  bool       `json:"has_answer"`
 	Usage      llm.Usage  `json:"usage"` // sum over all model calls
 	Output     *Collected `json:"output,omitempty"`
+	Patch      *Patch     `json:"patch,omitempty"`        // of a run with a repository
 	Kept       string     `json:"kept_sandbox,omitempty"` // ID of the sandbox, if it was kept for [Resume]
 }
 
@@ -134,10 +141,13 @@ type run struct {
 
 	began time.Time // start of this process's work
 	base  Spent     // spending before that
-	// budgetChecked reports whether this process has checked the budget for the open turn's request.
+	// budgetChecked reports whether this process has checked the budget for the open turn's
+	// request.
 	budgetChecked bool
 	// marks holds the sandbox's files before the first turn; nil if another process has made it.
 	marks *fileMarks
+	// noPatch means that the changes of the repository are in the sandbox alone.
+	noPatch bool
 	// cpuStart is the kernel's count for the sandbox at the start of this process's work.
 	cpuStart time.Duration
 }
@@ -195,6 +205,11 @@ func prepare(opts Options) (*run, *RunEvent, error) {
 			return nil, nil, fmt.Errorf("input directory: %w", err)
 		}
 	}
+	if opts.RepoDir != "" {
+		if err := opts.checkRepo(); err != nil {
+			return nil, nil, err
+		}
+	}
 	if opts.MaxTokensPerCall < 0 || opts.ToolTimeout < 0 {
 		return nil, nil, errors.New("a limit is negative")
 	}
@@ -207,9 +222,15 @@ func prepare(opts Options) (*run, *RunEvent, error) {
 			return nil, nil, err
 		}
 	}
+	if opts.RepoDir != "" {
+		opts.Prompt = opts.Prompt.besideRepo()
+	}
 	system, user, err := opts.Prompt.Render(opts.Query)
 	if err != nil {
 		return nil, nil, fmt.Errorf("prompt config: %w", err)
+	}
+	if opts.RepoDir != "" {
+		system += repoPrompt(opts.Prompt.WorkingDir)
 	}
 	setDefault(&opts.Budget.Turns, DefaultMaxSteps)
 	setDefault(&opts.Budget.Conversation, DefaultMaxTokenLimit)
@@ -227,7 +248,7 @@ func prepare(opts Options) (*run, *RunEvent, error) {
 	}
 	first := &RunEvent{
 		Query: opts.Query, System: system, User: user, Prompt: opts.Prompt, LLMName: opts.LLMName, Model: opts.ModelName, ModelSource: opts.Model.Describe(), BaseURL: opts.BaseURL,
-		Image: opts.Image, Limits: opts.Limits, Network: opts.Network, InputDir: opts.InputDir, Budget: opts.Budget, PerCall: opts.MaxTokensPerCall, Temperature: opts.Temperature,
+		Image: opts.Image, Limits: opts.Limits, Network: opts.Network, InputDir: opts.InputDir, RepoDir: opts.RepoDir, GitIgnore: opts.GitIgnore, Budget: opts.Budget, PerCall: opts.MaxTokensPerCall, Temperature: opts.Temperature,
 		ExtraBody: opts.ExtraBody, ToolTimeout: opts.ToolTimeout, Collect: opts.Collect, Policy: r.policy.Source(), Snapshots: opts.SnapshotTurns, SaveCalls: opts.SaveRequests,
 	}
 	return r, first, nil
@@ -341,6 +362,9 @@ func (r *run) makeSandbox(ctx context.Context, snapshot string, rebuild []Step) 
 	}
 	if snapshot != "" {
 		req.Image, req.Snapshot = "", snapshot
+	}
+	if err := r.withRepo(ctx, &req); err != nil {
+		return err
 	}
 	sandbox, err := r.Create(ctx, req)
 	if err != nil {
@@ -469,11 +493,12 @@ func (r *run) finish(ctx context.Context, setUpErr error) (*Result, error) {
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteTime)
 	defer cancel()
 	detail = WithoutSecrets(detail, r.Secrets)
-	err = errors.Join(err, r.emit(Event{End: &EndEvent{Reason: reason, Detail: detail, Output: res.Output, Spent: r.spend(clean), OutputError: missing}}, true))
+	err = errors.Join(err, r.emit(Event{End: &EndEvent{Reason: reason, Detail: detail, Output: res.Output, Patch: res.Patch, Spent: r.spend(clean), OutputError: missing}}, true))
 	err = errors.Join(err, r.l.trajectory().save(r.dir))
 	// Record the end before the sandbox is deleted. After a crash in between, resume finds the end
 	// and deletes the sandbox.
-	if reason == ExitInterrupted && r.KeepInterrupted != nil && setUpErr == nil && r.KeepInterrupted(context.Cause(ctx)) && r.sandbox.Stop(clean) == nil {
+	keep := r.noPatch || reason == ExitInterrupted && r.KeepInterrupted != nil && setUpErr == nil && r.KeepInterrupted(context.Cause(ctx))
+	if keep && r.sandbox.Stop(clean) == nil {
 		res.Kept = r.sandbox.ID()
 	} else if delErr := r.sandbox.Delete(clean); delErr != nil && !hasCode(delErr, api.CodeNotFound) {
 		delErr = fmt.Errorf("delete the sandbox %s: %w", r.sandbox.ID(), delErr)
@@ -518,16 +543,22 @@ func (r *run) work(ctx context.Context) (ExitReason, string, error) {
 }
 
 // collect lists the output directory, and then collects the files that may leave the sandbox.
-func (r *run) collect(ctx context.Context, res *Result) error {
+func (r *run) collect(ctx context.Context, res *Result) (err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectTime)
 	defer cancel()
+	if r.l.run.RepoDir != "" {
+		var patchErr error
+		res.Patch, patchErr = r.collectPatch(ctx)
+		r.noPatch = patchErr != nil
+		defer func() { err = errors.Join(patchErr, err) }()
+	}
 	outputs, err := listOutputs(ctx, r.sandbox, r.l.run.Prompt.OutputDir, r.l.run.Collect)
 	switch {
 	case err != nil && lost(err):
 		return err
 	case err != nil:
-		// The list is only informative. The collection applies the rules again, and must not fail for
-		// want of a list.
+		// The list is only informative. The collection applies the rules again, and must not
+		// fail for want of a list.
 		r.OnNote(err.Error())
 	default:
 		if err := r.listElsewhere(ctx, outputs); err != nil {

@@ -79,3 +79,8 @@ type Event struct {
 
 	Error *Problem `json:"error,omitempty"` // of a last line: the daemon stops
 }
+
+// EventFilterKeys are the keys of filters of events, in the order of messages.
+func EventFilterKeys() []string {
+	return []string{"type", "action", "object", "name", "sandbox", "image", "label"}
+}

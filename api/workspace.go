@@ -15,6 +15,10 @@ type Workspace struct {
 	// the sandbox compares them with those of Source, and fails if they differ.
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
+	// Hidden are paths below Source that programs do not see, also if the host gets a file there later.
+	// They are relative, in their shortest form, and chosen once, when the sandbox is created. At most
+	// [MaxHidden] with [MaxHiddenBytes] bytes together.
+	Hidden []string `json:"hidden,omitempty"`
 	// UID and GID are the ids of the sandbox's programs, which own the files where the mount's ids are
 	// mapped; set by the daemon.
 	UID int `json:"uid,omitempty"`
@@ -23,6 +27,12 @@ type Workspace struct {
 	// A file whose status on the host has changed since is in conflict with a change of the sandbox.
 	Since time.Time `json:"since,omitzero"`
 }
+
+// Bounds of [Workspace.Hidden].
+const (
+	MaxHidden      = 16384
+	MaxHiddenBytes = 512 << 10
+)
 
 // The values of [Enforced.Workspace].
 const (

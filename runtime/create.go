@@ -191,6 +191,7 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, 
 			id = p.id
 		}
 	}
+	defaults := s.defaults.Load()
 	sb := s.insert(Record{
 		Sandbox: api.Sandbox{
 			ID:          id,
@@ -207,8 +208,8 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, 
 			Cwd:         req.Cwd,
 			User:        req.User,
 			CreatedAt:   now,
-			Deadline:    now.Add(cmp.Or(req.Timeout, s.opts.Timeout)),
-			IdleTimeout: cmp.Or(req.IdleTimeout, s.opts.IdleTimeout).Seconds(),
+			Deadline:    now.Add(cmp.Or(req.Timeout, defaults.Timeout)),
+			IdleTimeout: cmp.Or(req.IdleTimeout, defaults.IdleTimeout).Seconds(),
 			Ports:       slices.Clone(req.Ports),
 			Command:     slices.Clone(req.Command),
 			TTY:         req.TTY,
@@ -219,7 +220,7 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, 
 			Health:      freshHealth(&req.Settings, false, now),
 		},
 		Tenant:    req.Tenant,
-		Timeout:   cmp.Or(req.Timeout, s.opts.Timeout),
+		Timeout:   cmp.Or(req.Timeout, defaults.Timeout),
 		Explicit:  req.Limits,
 		ImageEnv:  slices.Clone(req.ImageEnv),
 		Rootfs:    req.Rootfs,

@@ -49,7 +49,7 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	defer undo.unwind(&err)
 	was := rec.clone()
 	if !req.Restart {
-		rec.Deadline = s.now().UTC().Add(cmp.Or(req.Timeout, rec.Timeout, s.opts.Timeout))
+		rec.Deadline = s.now().UTC().Add(cmp.Or(req.Timeout, rec.Timeout, s.defaults.Load().Timeout))
 	}
 	spec := &Spec{
 		ID: rec.ID, Rootfs: rec.Rootfs, Hostname: rec.Name, Profile: req.Profile,

@@ -203,6 +203,24 @@ func (e slowStart) Start(ctx context.Context, spec *runtime.Spec, control *os.Fi
 	return e.late(ctx, spec, control, e.Engine.Start)
 }
 
+// New defaults are those of sandboxes from then on; others keep theirs.
+func TestSetDefaults(t *testing.T) {
+	s := newBench(t).open(t)
+	plain := request("before")
+	plain.Timeout, plain.IdleTimeout = 0, 0
+	before := create(t, s, plain)
+	s.SetDefaults(runtime.Defaults{Timeout: 7 * time.Minute, IdleTimeout: 3 * time.Minute})
+	plain.Name = "after"
+	after := create(t, s, plain)
+	if got := after.Deadline.Sub(after.CreatedAt); got != 7*time.Minute || after.IdleTimeout != 180 {
+		t.Errorf("after: a lifetime of %v, idle %v", got, after.IdleTimeout)
+	}
+	now, err := s.Get(before.ID)
+	if err != nil || !now.Deadline.Equal(before.Deadline) || now.IdleTimeout != before.IdleTimeout || now.IdleTimeout == 180 {
+		t.Errorf("before: %v, %v; was %v: %v", now.Deadline, now.IdleTimeout, before.Deadline, err)
+	}
+}
+
 // A client that hangs up before the engine has begun gets no start either.
 func TestStartThatBeginsLateLeavesItStopped(t *testing.T) {
 	b := newBench(t)

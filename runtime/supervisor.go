@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -90,6 +91,8 @@ type Supervisor struct {
 	opts    Options
 	log     *slog.Logger
 	now     func() time.Time
+	// defaults are those of opts, or those that were set since.
+	defaults atomic.Pointer[Defaults]
 
 	ops      sync.WaitGroup // creations and deletions under way
 	watchers sync.WaitGroup
@@ -101,6 +104,13 @@ type Supervisor struct {
 	names   map[tenantName]*sandbox
 	pool    pool
 }
+
+// Defaults are the lifetime and the idle timeout of sandboxes that ask for none; greater than zero.
+type Defaults struct{ Timeout, IdleTimeout time.Duration }
+
+// SetDefaults replaces the defaults of the options, for sandboxes that are created or started from
+// now on.
+func (s *Supervisor) SetDefaults(d Defaults) { s.defaults.Store(&d) }
 
 // tenantName is a sandbox's name within its tenant.
 type tenantName struct{ tenant, name string }
@@ -123,6 +133,7 @@ func Open(ctx context.Context, dir string, engine Engine, opts Options) (_ *Supe
 		byID:    make(map[string]*sandbox),
 		names:   make(map[tenantName]*sandbox),
 	}
+	s.SetDefaults(Defaults{opts.Timeout, opts.IdleTimeout})
 	var undo cleanup
 	defer undo.unwind(&err)
 	if s.records, err = openRecords(dir, opts.RuntimeDir); err != nil {

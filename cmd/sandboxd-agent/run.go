@@ -61,6 +61,8 @@ type runOptions struct {
 	maxTokens              int
 	temperature            float64
 	inputDir, outputDir    string
+	repo                   string
+	gitignore              bool
 	promptConfig           string
 	saveResponses          bool
 	extraBody              string
@@ -201,6 +203,10 @@ stopped, and "sandboxd agent resume" goes on in it. What the model left in its
 output directory is copied to OUTPUT_DIR/YYYYmmdd_HHMMSS/files. Beside it, record.jsonl
 holds every turn as it happens, and trajectory.json the whole run at its end.
 
+With --repo DIR the model works on a project of this host as on its own. DIR stays
+as it is; changes.patch, beside files, has the differences for "git apply". Input and
+output directories that would lie in it are put beside it in the sandbox.
+
 Any server with OpenAI's chat completions and tool calls will do. A name that
 begins with anthropic/ is called by Anthropic's Messages, one that begins with
 openai/responses/ by OpenAI's Responses. With --llm replay:FILE no model is
@@ -246,6 +252,8 @@ func (o *runOptions) addFlags(f *pflag.FlagSet) {
 	o.modelFlags.addFlags(f)
 	f.StringVar(&o.image, "image", api.HostImage, "`image` of the sandbox (also --docker_image)")
 	f.StringVar(&o.inputDir, "input_dir", "", "copy the content of this `directory` into the sandbox")
+	f.StringVar(&o.repo, "repo", "", "let the model change a copy-on-write view of this `directory`, its working directory; changes.patch has what it did")
+	f.BoolVar(&o.gitignore, "gitignore", false, "hide what .gitignore files name from the model too, as .sandboxdignore of the --repo does in any case")
 	f.StringVar(&o.outputDir, "output_dir", "./output", "`directory` for the results; each run makes one below it")
 	f.StringVar(&o.promptConfig, "prompt_config", "", "YAML `file` with prompts and the sandbox's directories (default: built in)")
 	o.budgetFlags.addFlags(f, agent.DefaultMaxSteps, agent.DefaultMaxTokenLimit)
@@ -420,6 +428,9 @@ func printResult(res *agent.Result, asJSON bool, stdout, stderr io.Writer) error
 			}
 		}
 	}
+	if p := res.Patch; p != nil {
+		printPatch(p, stderr)
+	}
 	if res.Kept != "" {
 		fmt.Fprintf(stderr, "kept: sandbox %s, stopped\n", res.Kept)
 		fmt.Fprintf(stderr, "hint: sandboxd agent resume %s goes on in it; sandboxd agent rm %s removes it, with the run, and sandboxd rm %s the sandbox alone\n",
@@ -439,10 +450,30 @@ func printResult(res *agent.Result, asJSON bool, stdout, stderr io.Writer) error
 	return err
 }
 
+// printPatch says where the changes of the repository are, and which are elsewhere.
+func printPatch(p *agent.Patch, stderr io.Writer) {
+	fmt.Fprintf(stderr, "changes: %s (%d)\n", cmdline.Printable(p.File), p.Changes)
+	if p.Changes > 0 {
+		fmt.Fprintf(stderr, "hint: git apply %s, in the repository, makes them\n", cmdline.Printable(p.File))
+	}
+	for _, path := range p.Protected {
+		fmt.Fprintf(stderr, "look at it before you apply it: programs of this host would execute or trust %s\n", cmdline.Printable(path))
+	}
+	if p.Conflicts > 0 {
+		fmt.Fprintf(stderr, "conflicts: %d, in %s beside it: applied, they undo what has changed on this host since\n", p.Conflicts, agent.ConflictsName)
+	}
+	for _, s := range p.Skipped {
+		fmt.Fprintf(stderr, "left out of the changes: %s\n", cmdline.Printable(s))
+	}
+	if p.InGit > 0 {
+		fmt.Fprintf(stderr, "left out of the changes: %d of git's own files, such as commits and the index\n", p.InGit)
+	}
+}
+
 // resolve merges flags, settings and environment into the options of one run.
 func (o *runOptions) resolve(ctx context.Context, changed func(string) bool, getenv func(string) string, note func(string)) (agent.Options, error) {
 	run := agent.Options{
-		Query: o.query, Image: o.image, InputDir: o.inputDir, OutputDir: o.outputDir, MaxTokensPerCall: o.maxTokens,
+		Query: o.query, Image: o.image, InputDir: o.inputDir, RepoDir: o.repo, GitIgnore: o.gitignore, OutputDir: o.outputDir, MaxTokensPerCall: o.maxTokens,
 		Limits:       api.Limits{Memory: o.memory.Bytes, CPUs: o.cpus, Pids: o.pids},
 		SaveRequests: o.saveResponses, SnapshotTurns: o.snapshotTurns, KeepInterrupted: o.keepInterrupted,
 		Collect: agent.CollectLimits{Bytes: o.outputLimit.Bytes, File: o.fileLimit.Bytes, Deny: o.outputDeny, Links: o.outputLinks, Paths: o.collect},
@@ -465,6 +496,12 @@ func (o *runOptions) resolve(ctx context.Context, changed func(string) bool, get
 		return run, cmdline.Usagef("--cpus %v is not a number of cores greater than 0", o.cpus)
 	case changed("pids") && o.pids < 1:
 		return run, cmdline.Usagef("--pids %d is less than 1", o.pids)
+	case changed("repo") && o.repo == "":
+		return run, cmdline.Usagef("--repo: the directory has an empty name")
+	case o.gitignore && o.repo == "":
+		return run, cmdline.Usagef("--gitignore is about the directory of --repo, and there is none")
+	case o.repo != "" && o.snapshotTurns:
+		return run, cmdline.Usagef("--snapshot_turns: a snapshot has no files of --repo; leave one of the two out, or copy the files in with --input_dir")
 	case o.image == "":
 		return run, cmdline.Usagef("the image has an empty name")
 	}

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/sandboxd/sandboxd/internal/service"
+	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // reloadable are the settings that a running daemon takes on, by the names of their flags. Other
@@ -17,6 +18,9 @@ var reloadable = map[string]func(to, from *Options){
 	"snapshot-age": func(to, from *Options) { to.SnapshotAge = from.SnapshotAge },
 	"agent-age":    func(to, from *Options) { to.AgentAge = from.AgentAge },
 	"agent-limit":  func(to, from *Options) { to.AgentLimit = from.AgentLimit },
+
+	"default-timeout":      func(to, from *Options) { to.DefaultTimeout = from.DefaultTimeout },
+	"default-idle-timeout": func(to, from *Options) { to.DefaultIdleTimeout = from.DefaultIdleTimeout },
 }
 
 // Reloadable reports whether a running daemon takes on a new value of the setting.
@@ -33,8 +37,11 @@ type reloader struct {
 	options Options // in effect
 	level   *slog.LevelVar
 	read    func(ctx context.Context) (map[string][]byte, error)
-	service interface{ SetRetention(service.RetentionLimits) }
-	log     *slog.Logger
+	service interface {
+		SetRetention(service.RetentionLimits)
+		SetDefaults(runtime.Defaults)
+	}
+	log *slog.Logger
 }
 
 // watch reloads at each message on Hangup, unless stop is called before.
@@ -83,6 +90,7 @@ func (r *reloader) reload(ctx context.Context) {
 	}
 	r.level.Set(r.options.LogLevel)
 	r.service.SetRetention(r.options.retention())
+	r.service.SetDefaults(runtime.Defaults{Timeout: r.options.DefaultTimeout, IdleTimeout: r.options.DefaultIdleTimeout})
 	r.log.Info("config was read again", "changed", applied)
 	if len(restart) > 0 {
 		r.log.Warn("settings have changed that need a restart of the daemon", "settings", restart)

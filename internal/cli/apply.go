@@ -30,7 +30,8 @@ no terminal is there to ask at, --yes is needed.
 Nothing outside of the directory is changed, and no link in it followed. These
 changes are left out, and the exit code is 1:
 
-  conflicts        the file on the host has changed since the sandbox began
+  conflicts        the file on the host has changed since the sandbox began, or was
+                   hidden from it
   protected paths  programs of the host would execute the file, such as hooks and
                    settings of git, start-up files of shells and editors, .envrc;
                    --protected applies them
@@ -55,15 +56,15 @@ func (o *applyOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.protected, "protected", false, "apply protected paths too")
 }
 
-func runApply(ctx context.Context, id string, paths []string, opts applyOptions, d deps) error {
+func runApply(ctx context.Context, id string, paths []string, opts applyOptions, d deps) (err error) {
 	c := d.Client()
 	defer c.Close()
-	w, err := openChanges(ctx, c, id, opts.to)
+	w, err := workspace.Compare(ctx, c, id, opts.to)
 	if err != nil {
 		return err
 	}
-	defer w.close()
-	items, err := w.plan.Select(paths)
+	defer func() { err = errors.Join(err, w.Close()) }()
+	items, err := w.Select(paths)
 	if err != nil {
 		return err
 	}
@@ -78,7 +79,7 @@ func runApply(ctx context.Context, id string, paths []string, opts applyOptions,
 		if err := listChanges(d.Stderr, items); err != nil {
 			return err
 		}
-		yes, err := confirmed(ctx, d, fmt.Sprintf("Apply to %s?", cmdline.Printable(w.name)))
+		yes, err := confirmed(ctx, d, fmt.Sprintf("Apply to %s?", cmdline.Printable(w.Name)))
 		if err != nil {
 			return err
 		}
@@ -87,7 +88,7 @@ func runApply(ctx context.Context, id string, paths []string, opts applyOptions,
 		}
 	}
 	left := 0
-	for _, r := range w.plan.Apply(ctx, items, opts.protected) {
+	for _, r := range w.Apply(ctx, items, opts.protected) {
 		if r.Err != nil {
 			left++
 			_, _ = fmt.Fprintf(d.Stderr, "not applied: %s: %s\n", workspace.Quote(r.Item.Path), cmdline.Printable(r.Err.Error())) // the exit code says it too

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 	"github.com/sandboxd/sandboxd/internal/workspace"
 )
@@ -28,7 +27,7 @@ func newChanges(d deps) *cobra.Command {
 		Use:   "changes [flags] SANDBOX [PATH]...",
 		Short: "Show what a sandbox has changed in its workspace",
 		Long: `Show what a sandbox, be it running or not, has changed in the directory that its
---workspace names: the differences of texts as a patch that "git apply" reads, or
+--workspace names: the differences as a patch that "git apply" reads, or
 with --name-only a line for each file, A for added, C for changed and D for
 deleted. PATHs are relative to the directory; without one all changes are shown.
 
@@ -66,15 +65,15 @@ type shownChange struct {
 	Note      string         `json:"note,omitempty"`
 }
 
-func runChanges(ctx context.Context, id string, paths []string, opts changesOptions, d deps) error {
+func runChanges(ctx context.Context, id string, paths []string, opts changesOptions, d deps) (err error) {
 	c := d.Client()
 	defer c.Close()
-	w, err := openChanges(ctx, c, id, "")
+	w, err := workspace.Compare(ctx, c, id, "")
 	if err != nil {
 		return err
 	}
-	defer w.close()
-	items, err := w.plan.Select(paths)
+	defer func() { err = errors.Join(err, w.Close()) }()
+	items, err := w.Select(paths)
 	if err != nil {
 		return err
 	}
@@ -88,13 +87,13 @@ func runChanges(ctx context.Context, id string, paths []string, opts changesOpti
 	case opts.nameOnly:
 		return listChanges(d.Stdout, items)
 	}
-	show := func(s string) string { return s }
+	var show func(string) string      // nil: for git
 	if cmdline.IsTerminal(d.Stdout) { // what programs wrote must not steer it
 		show = func(s string) string {
 			return strings.ReplaceAll(cmdline.Printable(strings.ReplaceAll(s, "\t", "\x00")), `\x00`, "\t")
 		}
 	}
-	return w.plan.WritePatch(d.Stdout, items, show)
+	return w.WritePatch(d.Stdout, items, show)
 }
 
 // listChanges prints a line for each item.
@@ -125,81 +124,4 @@ func listChanges(to *os.File, items []*workspace.Item) error {
 		}
 	}
 	return nil
-}
-
-// openedChanges are the changes of a sandbox, compared with a directory.
-type openedChanges struct {
-	plan     *workspace.Plan
-	set      *workspace.Set
-	base, to *workspace.Dir
-	name     string // of the directory
-}
-
-func (w *openedChanges) close() {
-	_ = w.set.Close() // a file without a name
-	if w.to != w.base {
-		_ = w.to.Close() // only a handle
-	}
-	_ = w.base.Close() // as above
-}
-
-// openChanges fetches the changes of a sandbox and compares them with a directory, by default that
-// of its workspace.
-func openChanges(ctx context.Context, c *client.Client, id, to string) (_ *openedChanges, err error) {
-	sb, err := c.GetSandbox(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	if sb.Workspace == nil {
-		return nil, fmt.Errorf("sandbox %s has no workspace: it was created without --workspace; see sandboxd diff", id)
-	}
-	w := &openedChanges{name: sb.Workspace.Source}
-	if w.base, err = workspace.Open(sb.Workspace.Source); err != nil {
-		return nil, fmt.Errorf("workspace of %s: %w", id, err)
-	}
-	w.to = w.base
-	defer func() {
-		if err == nil {
-			return
-		}
-		if w.set != nil {
-			err = errors.Join(err, w.set.Close())
-		}
-		if w.to != w.base {
-			err = errors.Join(err, w.to.Close())
-		}
-		err = errors.Join(err, w.base.Close())
-	}()
-	same, err := w.base.Is(sb.Workspace.Device, sb.Workspace.Inode)
-	if err != nil {
-		return nil, err
-	}
-	if !same {
-		return nil, fmt.Errorf("workspace of %s: another directory is at %s now", id, cmdline.Printable(sb.Workspace.Source))
-	}
-	if to != "" {
-		dir, err := workspace.Open(to)
-		if err != nil {
-			return nil, err
-		}
-		w.name = to
-		if same, err = dir.Is(sb.Workspace.Device, sb.Workspace.Inode); same || err != nil {
-			err = errors.Join(err, dir.Close()) // it is the workspace itself
-		} else {
-			w.to = dir
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	stream, err := c.Changes(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	defer stream.Close()
-	if w.set, err = workspace.Read(stream, os.TempDir()); err != nil {
-		return nil, err
-	}
-	w.plan, err = w.set.Plan(w.to, w.base, sb.Workspace.Since)
-	return w, err
 }

@@ -322,6 +322,7 @@ func TestCommands(t *testing.T) {
 			return cmp.Diff([]string{"filter=action%3Dstart&filter=sandbox%3Dsb1"}, f.Updates)
 		}},
 		{name: "events with half a filter", args: "events --filter type", stderr: has("is not key=value"), code: 2, check: nothingAsked},
+		{name: "events with an unknown filter", args: "events --filter color=red", stderr: has("must be one of type, action, object, name, sandbox, image, label"), code: 2, check: nothingAsked},
 		{name: "rename", args: "rename sb1 other", setup: oneSandbox, stdout: is("other\n"), stderr: none},
 		{name: "rename of none", args: "rename nope other", stderr: has("there is no sandbox"), code: 1},
 		{name: "rename to nothing", args: "rename sb1", stderr: has("hint:"), code: 2, check: nothingAsked},

@@ -40,6 +40,10 @@ type configHost struct {
 	files  []string
 	getenv func(string) string
 	read   func(path string) ([]byte, error)
+	// lenient leaves settings with mistakes out, and collects the mistakes; without are further places
+	// of settings to leave out.
+	lenient bool
+	without map[config.Place]bool
 }
 
 func hostConfig() configHost {
@@ -77,6 +81,7 @@ type loaded struct {
 	found   []string          // that are there
 	origins map[string]origin // by setting; missing: default
 	ignored []config.Setting  // of root's daemon, in the host's file
+	errs    []error           // mistakes, each at a place
 }
 
 // load sets the flags that are not given to the values of the config files and of the environment.
@@ -108,7 +113,7 @@ func (o *serveOptions) load(flags *pflag.FlagSet, given func(string) bool, h con
 		}
 		contents[path] = data
 	}
-	if err := c.apply(contents, flags, given, h.uid); err != nil {
+	if err := c.apply(contents, flags, given, &h); err != nil {
 		return nil, err
 	}
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -130,8 +135,7 @@ func (o *serveOptions) load(flags *pflag.FlagSet, given func(string) bool, h con
 
 // apply sets flags that are not given to the values of the files' contents. All values are checked,
 // also those that do not count.
-func (c *loaded) apply(contents map[string][]byte, flags *pflag.FlagSet, given func(string) bool, uid int) error {
-	var errs []error
+func (c *loaded) apply(contents map[string][]byte, flags *pflag.FlagSet, given func(string) bool, h *configHost) error {
 	values := make(map[string]config.Setting)
 	for _, path := range c.files {
 		data, ok := contents[path]
@@ -141,22 +145,25 @@ func (c *loaded) apply(contents map[string][]byte, flags *pflag.FlagSet, given f
 		c.found = append(c.found, path)
 		settings, err := config.Parse(path, data, settingKinds())
 		if err != nil {
-			errs = append(errs, err)
-			continue
+			c.errs = append(c.errs, err)
 		}
 		for _, s := range settings {
-			if err := checkSetting(s); err != nil {
-				errs = append(errs, err)
+			if h.without[s.Place] {
+				continue
 			}
-			if path == dirs.SystemConfig && uid != 0 && slices.Contains(ofRoot, s.Name) {
+			if err := checkSetting(s); err != nil {
+				c.errs = append(c.errs, err)
+				continue
+			}
+			if path == dirs.SystemConfig && h.uid != 0 && slices.Contains(ofRoot, s.Name) {
 				c.ignored = append(c.ignored, s)
 				continue
 			}
 			values[s.Name] = s
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
+	if len(c.errs) > 0 && !h.lenient {
+		return errors.Join(c.errs...)
 	}
 	for name, s := range values {
 		if given(name) {
@@ -297,7 +304,7 @@ func reloader(given serveOptions, running *pflag.FlagSet, c *loaded) func(map[st
 			next.IdleExit = backgroundIdleExit
 		}
 		again := &loaded{files: c.files, origins: make(map[string]origin)}
-		if err := again.apply(contents, flags, isGiven, os.Getuid()); err != nil {
+		if err := again.apply(contents, flags, isGiven, &configHost{uid: os.Getuid()}); err != nil {
 			return boot.Options{}, nil, err
 		}
 		err := next.convert(socket)
@@ -363,23 +370,13 @@ mistake is printed with its line and column.`,
 }
 
 func runConfigCheck(opts *serveOptions, h configHost, d deps) error {
-	socket, name := "", opts.config
-	flags := settings(opts, &socket)
-	opts.config = name // addFlags has set the default
-	c, err := opts.load(flags, func(string) bool { return false }, h)
-	if err == nil {
-		var o boot.Options
-		if o, err = opts.finish(c, deps{Deps: d.WithSocket(socket)}); err == nil {
-			err = boot.Check(&o)
-		}
-		if err != nil {
-			err = c.placed(err)
-		}
-	}
-	if err != nil {
+	c, errs := checkConfig(opts.config, h, d)
+	for _, err := range errs {
 		for line := range strings.Lines(err.Error()) {
 			fmt.Fprintf(d.Stderr, "sandboxd: %s\n", cmdline.Printable(strings.TrimSuffix(line, "\n")))
 		}
+	}
+	if len(errs) > 0 {
 		return &cmdline.ExitError{Code: cmdline.CodeError}
 	}
 	printIgnored(d, c)
@@ -389,9 +386,40 @@ func runConfigCheck(opts *serveOptions, h configHost, d deps) error {
 		}
 	}
 	if len(c.found) == 0 {
-		_, err = fmt.Fprintf(d.Stdout, "no config file; looked for %s\n", cmdline.Printable(strings.Join(c.files, " and ")))
+		_, err := fmt.Fprintf(d.Stdout, "no config file; looked for %s\n", cmdline.Printable(strings.Join(c.files, " and ")))
+		return err
 	}
-	return err
+	return nil
+}
+
+// checkConfig returns all mistakes of the config files. Most checks end with the first mistake:
+// they are made again without the setting that has it.
+func checkConfig(name string, h configHost, d deps) (*loaded, []error) {
+	h.lenient, h.without = true, make(map[config.Place]bool)
+	var found []error
+	for {
+		socket, opts := "", newServeOptions()
+		flags := settings(opts, &socket)
+		opts.config = name // addFlags has set the default
+		c, err := opts.load(flags, func(string) bool { return false }, h)
+		if err != nil {
+			return nil, append(found, err)
+		}
+		var o boot.Options
+		if o, err = opts.finish(c, deps{Deps: d.WithSocket(socket)}); err == nil {
+			err = boot.Check(&o)
+		}
+		if err == nil {
+			return c, append(slices.Clone(c.errs), found...)
+		}
+		err = c.placed(err)
+		found = append(found, err)
+		mistake, ok := errors.AsType[*config.Error](err)
+		if !ok || h.without[mistake.Place] { // of no setting, or of one that is left out
+			return c, append(slices.Clone(c.errs), found...)
+		}
+		h.without[mistake.Place] = true
+	}
 }
 
 func printIgnored(d deps, c *loaded) {

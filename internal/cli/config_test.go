@@ -149,6 +149,24 @@ func TestConfigMistakes(t *testing.T) {
 	}
 }
 
+// Every mistake is told at once, of the file's form, of single values and of those that are checked
+// last.
+func TestConfigCheckTellsAllMistakes(t *testing.T) {
+	_, stderr, err := checked(t, "log-level: loud\nnonesuch: 1\npids: many\nlog-files: 1\nended-age: -1h\nprofiles: relative\nrequire: [magic]\nagent-runs: 0\nimage-limit: 3x\nended-limit: 5\n"+
+		"default-timeout: 0s\npool: [host=2,nonesuch]\n")
+	if err == nil {
+		t.Error("it is ok")
+	}
+	for _, want := range []string{":1:12: log-level", ":2:1: unknown setting", ":3:7: pids", ":4:12: log-files", ":5:12: ended-age", ":6:11: profiles", ":7:10: require", ":8:13: agent-runs", ":9:14: image-limit", ":11:18: default-timeout", ":12:7: pool"} {
+		if strings.Count(stderr, want) != 1 {
+			t.Errorf("%q is not there once", want)
+		}
+	}
+	if n := strings.Count(stderr, "\n"); n != 11 {
+		t.Errorf("%d lines:\n%s", n, stderr)
+	}
+}
+
 // checked returns the outcome of config check of a file with the text.
 func checked(t *testing.T, text string) (stdout, stderr string, err error) {
 	t.Helper()

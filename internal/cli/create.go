@@ -41,7 +41,7 @@ Where no daemon runs, one is started in the background.`,
 			if err != nil {
 				return err
 			}
-			req, err := opts.request(image, cmd.Flags().Changed)
+			req, err := opts.request(cmd.Context(), image, cmd.Flags().Changed)
 			if err != nil {
 				return err
 			}

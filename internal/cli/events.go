@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -81,7 +82,11 @@ func (o *eventsOptions) choose(now time.Time, tail bool) (c client.EventOptions,
 		if !ok || key == "" {
 			return c, cmdline.Usagef("--filter %q is not key=value", f)
 		}
-		c.Filters = append(c.Filters, cmp.Or(eventKeys[key], key)+"="+value)
+		key = cmp.Or(eventKeys[key], key)
+		if !slices.Contains(api.EventFilterKeys(), key) {
+			return c, cmdline.Usagef("--filter %q: the key must be one of %s", f, strings.Join(api.EventFilterKeys(), ", "))
+		}
+		c.Filters = append(c.Filters, key+"="+value)
 	}
 	// An id is a number of microseconds since 1970; a bare number of seconds is never as large.
 	if id, err := strconv.ParseUint(o.since, 10, 64); err == nil && id > 1e12 {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"os"
 	"strings"
 
@@ -182,7 +183,7 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 
 // request returns the create request. changed tells an explicit zero, which is refused, from a
 // missing flag.
-func (s *sandboxFlags) request(image string, changed func(string) bool) (api.CreateSandbox, error) {
+func (s *sandboxFlags) request(ctx context.Context, image string, changed func(string) bool) (api.CreateSandbox, error) {
 	req := api.CreateSandbox{
 		Image: image, Snapshot: s.snapshot, Name: s.name, Cwd: s.cwd, User: s.user, Profile: s.profile,
 		Timeout: float64(s.lifetime), IdleTimeout: float64(s.idle),
@@ -220,7 +221,7 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 	if s.replaces = changed("entrypoint"); s.replaces {
 		req.Entrypoint = []string{s.entrypoint}
 	}
-	if req.Settings, err = s.settings(); err != nil {
+	if req.Settings, err = s.settings(ctx); err != nil {
 		return req, err
 	}
 	req.Labels, err = labelsOf(s.labels)

@@ -78,6 +78,9 @@ func parseTime(flag, value string, now time.Time) (time.Time, error) {
 	if value == "" {
 		return time.Time{}, nil
 	}
+	if d, err := time.ParseDuration(value); err == nil && d == 0 {
+		return now, nil // no time span of a flag is zero
+	}
 	var span cmdline.Seconds
 	if span.Set(value) == nil {
 		return now.Add(-time.Duration(float64(span) * float64(time.Second))), nil

@@ -27,6 +27,8 @@ func TestEventsFlags(t *testing.T) {
 		{name: "the last", opts: eventsOptions{tail: 5}, tail: true, want: client.EventOptions{Follow: true, Last: new(5)}},
 		{name: "kept ones", opts: eventsOptions{noFollow: true}, want: client.EventOptions{}},
 		{name: "a span", opts: eventsOptions{since: "10m"}, want: client.EventOptions{Follow: true, Since: now.Add(-10 * time.Minute)}},
+		{name: "until now", opts: eventsOptions{until: "0s", since: "0"}, want: client.EventOptions{Follow: true, Since: now, Until: now}},
+		{name: "an unknown key", opts: eventsOptions{filters: []string{"color=red"}}, bad: "the key must be one of type, action,"},
 		{name: "seconds", opts: eventsOptions{since: "90"}, want: client.EventOptions{Follow: true, Since: now.Add(-90 * time.Second)}},
 		{name: "an id", opts: eventsOptions{since: "1795635487213904"}, want: client.EventOptions{Follow: true, After: 1795635487213904}},
 		{

@@ -71,7 +71,7 @@ runs, one is started in the background and ends when it is idle.`,
 			if err := opts.learnFrom(cmd.Flags().Changed); err != nil {
 				return err
 			}
-			req, err := opts.request(opts.image, cmd.Flags().Changed)
+			req, err := opts.request(cmd.Context(), opts.image, cmd.Flags().Changed)
 			if err != nil {
 				return err
 			}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -38,6 +39,7 @@ type settingFlags struct {
 	init       bool
 	health     healthFlags
 	workspace  string
+	gitignore  bool
 }
 
 func (s *settingFlags) addFlags(f *pflag.FlagSet) {
@@ -55,12 +57,13 @@ func (s *settingFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.stopSignal, "stop-signal", "", "`signal` that asks programs to end when the sandbox is stopped (default: the image's, else SIGTERM)")
 	f.StringVar(&s.restart, "restart", "", "start it again when its main process has ended, by a `policy`: no, on-failure[:N], always or unless-stopped")
 	f.StringVar(&s.workspace, "workspace", "", "let programs work on a copy-on-write view of a directory: `DIR[:TARGET]`, by default at the image's working directory or /workspace")
+	f.BoolVar(&s.gitignore, "gitignore", false, "hide what .gitignore files name from the programs too, as .sandboxdignore of the --workspace does in any case")
 	s.health.addFlags(f)
 	f.BoolVar(&s.init, "init", false, "run a small init as process 1, which every sandbox has in any case")
 }
 
 // settings returns the settings for a create request.
-func (s *settingFlags) settings() (set api.Settings, err error) {
+func (s *settingFlags) settings(ctx context.Context) (set api.Settings, err error) {
 	set = api.Settings{
 		Hostname: s.hostname, ReadOnly: s.readOnly, ShmSize: s.shm.Bytes, CapDrop: s.capDrop, CapAdd: s.capAdd, StopSignal: s.stopSignal, Restart: s.restart,
 	}
@@ -109,7 +112,7 @@ func (s *settingFlags) settings() (set api.Settings, err error) {
 		}
 		set.Hosts = append(set.Hosts, h)
 	}
-	set.Workspace, err = parseWorkspace(s.workspace)
+	set.Workspace, err = parseWorkspace(ctx, s.workspace, s.gitignore)
 	return set, err
 }
 

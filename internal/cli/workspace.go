@@ -1,43 +1,36 @@
 package cli
 
 import (
+	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
+	"github.com/sandboxd/sandboxd/internal/workspace"
 )
 
-// parseWorkspace reads DIR[:TARGET] and examines the directory. Links on the way to it are followed
-// here, with the user's rights; the daemon follows none.
-func parseWorkspace(text string) (*api.Workspace, error) {
+// parseWorkspace reads DIR[:TARGET] and examines the directory.
+func parseWorkspace(ctx context.Context, text string, git bool) (*api.Workspace, error) {
 	if text == "" {
+		if git {
+			return nil, cmdline.Usagef("--gitignore is about the directory of --workspace, and there is none")
+		}
 		return nil, nil
 	}
 	dir, target := text, ""
 	if at := strings.LastIndex(text, ":/"); at > 0 {
 		dir, target = text[:at], text[at+1:]
 	}
-	usage := func(err error) error { return cmdline.Usagef("--workspace %q: %w", text, err) }
-	dir, err := filepath.Abs(dir)
+	w, err := workspace.Describe(ctx, dir, git)
+	if ctx.Err() != nil {
+		return nil, err
+	}
 	if err != nil {
-		return nil, usage(err)
+		return nil, cmdline.Usagef("--workspace %q: %w", text, err)
 	}
-	if dir, err = filepath.EvalSymlinks(dir); err != nil {
-		return nil, usage(err)
-	}
-	fi, err := os.Lstat(dir)
-	if err != nil {
-		return nil, usage(err)
-	}
-	st, ok := fi.Sys().(*syscall.Stat_t)
-	if !ok || !fi.IsDir() {
-		return nil, usage(fmt.Errorf("%s is not a directory", dir))
-	}
-	return &api.Workspace{Source: dir, Target: target, Device: st.Dev, Inode: st.Ino}, nil
+	w.Target = target
+	return w, nil
 }
 
 // hintChanges says where the changes of a program in a workspace are.

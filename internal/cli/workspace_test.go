@@ -3,6 +3,7 @@ package cli
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -32,7 +33,7 @@ func TestParseWorkspace(t *testing.T) {
 		"link":              {"plain", ""},
 		dir + "/plain:/a/b": {"plain", "/a/b"},
 	} {
-		w, err := parseWorkspace(text)
+		w, err := parseWorkspace(t.Context(), text, false)
 		if err != nil {
 			t.Errorf("%s: %v", text, err)
 			continue
@@ -42,11 +43,27 @@ func TestParseWorkspace(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"missing", "file", "plain:relative", ":/work"} {
-		if w, err := parseWorkspace(text); err == nil {
+		if w, err := parseWorkspace(t.Context(), text, false); err == nil {
 			t.Errorf("%s: %+v", text, w)
 		}
 	}
-	if w, err := parseWorkspace(""); w != nil || err != nil {
+	if w, err := parseWorkspace(t.Context(), "", false); w != nil || err != nil {
 		t.Errorf("no workspace: %+v, %v", w, err)
+	}
+	if _, err := parseWorkspace(t.Context(), "", true); err == nil {
+		t.Error("--gitignore without a workspace")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "plain", ".sandboxdignore"), []byte("*.key\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"a.key", ".gitignore", "b"} {
+		if err := os.WriteFile(filepath.Join(dir, "plain", name), []byte("b\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for git, want := range map[bool][]string{false: {"a.key"}, true: {"a.key", "b"}} {
+		if w, err := parseWorkspace(t.Context(), "plain", git); err != nil || !slices.Equal(w.Hidden, want) {
+			t.Errorf("with gitignore %v: %+v, %v", git, w, err)
+		}
 	}
 }

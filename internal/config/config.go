@@ -115,7 +115,8 @@ func ReadAll(paths []string) (map[string][]byte, error) {
 }
 
 // Parse reads the settings of a file, in its order. Kinds has the names that it may set. It returns
-// every mistake, each an *[Error], joined. An empty file sets nothing.
+// every mistake, each an *[Error], joined, with the settings that have none. An empty file sets
+// nothing.
 func Parse(file string, data []byte, kinds map[string]Kind) ([]Setting, error) {
 	p := parser{file: file, kinds: kinds}
 	d := yaml.NewDecoder(bytes.NewReader(data))
@@ -132,10 +133,7 @@ func Parse(file string, data []byte, kinds map[string]Kind) ([]Setting, error) {
 		return nil, Errorf(Place{file, max(more.Line, 1), max(more.Column, 1)}, "a second document begins; write all settings into one")
 	}
 	p.mapping(doc.Content[0])
-	if err := errors.Join(p.errs...); err != nil {
-		return nil, err
-	}
-	return p.settings, nil
+	return p.settings, errors.Join(p.errs...)
 }
 
 type parser struct {

@@ -144,8 +144,8 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		got, err := Parse("f", data, testKinds)
-		if err != nil && got != nil {
-			t.Errorf("settings %v beside the error %v", got, err)
+		if err != nil && !strings.Contains(err.Error(), "f:") {
+			t.Errorf("a mistake without a place: %v", err)
 		}
 		seen := make(map[string]bool)
 		for _, s := range got {

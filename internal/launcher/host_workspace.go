@@ -10,11 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/memfd"
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -204,7 +206,7 @@ func (c *Client) runWorkspace(ctx context.Context, req *request, launcher int, c
 		case errors.Is(err, errWantsWorkspace) && ctx.Err() == nil:
 			closeAll(files[1:])
 			files = files[:1]
-			w.Range, w.Sent, w.Mapped = resp.Range, true, c.opts.IDs.Method == idmap.Direct
+			w.Range, w.Sent, w.Mapped, w.Hides = resp.Range, true, c.opts.IDs.Method == idmap.Direct, len(w.Hidden) > 0
 			mount, err := c.opts.MountWorkspace(ctx, WorkspaceMount{
 				Source: w.Source, Device: w.Device, Inode: w.Inode, Range: w.Range, UID: w.UID, GID: w.GID,
 			})
@@ -212,8 +214,31 @@ func (c *Client) runWorkspace(ctx context.Context, req *request, launcher int, c
 				return nil, err
 			}
 			files = append(files, mount)
+			if w.Hides {
+				hidden, err := hiddenFile(w.Hidden)
+				if err != nil {
+					return nil, fmt.Errorf("hidden files of the workspace: %w", err)
+				}
+				files = append(files, hidden)
+			}
 		default:
 			return theStarted(req, resp, got, err)
 		}
 	}
+}
+
+// hiddenFile returns a file with the paths, each with a NUL at its end.
+func hiddenFile(paths []string) (*os.File, error) {
+	fd, err := unix.MemfdCreate("hidden", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("make memfd: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "hidden")
+	if _, err := f.WriteString(strings.Join(paths, "\x00") + "\x00"); err != nil {
+		return nil, errors.Join(fmt.Errorf("write memfd: %w", err), f.Close())
+	}
+	if err := memfd.Seal(f); err != nil {
+		return nil, errors.Join(fmt.Errorf("seal memfd: %w", err), f.Close())
+	}
+	return f, nil
 }

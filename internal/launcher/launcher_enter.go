@@ -261,7 +261,7 @@ func buildRoot(setup *Setup) error {
 	if err := unix.MoveMount(root, "", fdRoot, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return fmt.Errorf("attach tmpfs: %w", err)
 	}
-	for _, d := range []string{LayersDir, SandboxesDir, HostDir, RootfsDir, RangeDir, WorkspaceDir, rangeAt, "/proc", "/sys", "/dev", "/tmp", "/run", StateDir} {
+	for _, d := range []string{LayersDir, SandboxesDir, HostDir, RootfsDir, RangeDir, WorkspaceDir, HiddenDir, rangeAt, "/proc", "/sys", "/dev", "/tmp", "/run", StateDir} {
 		if err := unix.Mkdirat(root, d[1:], 0o755); err != nil {
 			return fmt.Errorf("make %s: %w", d, err)
 		}

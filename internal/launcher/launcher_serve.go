@@ -279,6 +279,9 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	switch starts := req.Op == opCreate || req.Op == opStart; {
 	case withMount(req):
 		want++
+		if req.Spec.Workspace.Hides {
+			want++
+		}
 	case starts && req.Spec != nil && len(files) > 1:
 		want += len(req.Spec.Mounts)
 	}

@@ -3,12 +3,15 @@ package launcher
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -17,6 +20,10 @@ import (
 // WorkspaceDir is the directory in which a sandbox that is being started attaches the mount of its
 // workspace, below the overlay.
 const WorkspaceDir = "/workspace"
+
+// HiddenDir is the directory in which such a sandbox makes the layer of whiteouts of its workspace,
+// between the two.
+const HiddenDir = "/workspace-hidden"
 
 // WorkspaceUpper and WorkspaceWork are the directories of the overlay on a workspace, in that of
 // the sandbox.
@@ -89,7 +96,29 @@ func takeMount(req *request, files []*os.File) error {
 		return fmt.Errorf("verify mount of the workspace: its flags are %#x", fs.Flags)
 	}
 	req.Spec.Workspace.Mount = mount
+	if req.Spec.Workspace.Hides {
+		hidden, err := readHidden(files[len(files)-1])
+		if err != nil {
+			return fmt.Errorf("hidden files of the workspace: %w", err)
+		}
+		req.Spec.Workspace.Hidden = hidden
+	}
 	return nil
+}
+
+// readHidden reads what [hiddenFile] has written.
+func readHidden(f *os.File) ([]string, error) {
+	const most = api.MaxHidden + api.MaxHiddenBytes
+	data, err := io.ReadAll(io.NewSectionReader(f, 0, most+1))
+	if err != nil {
+		return nil, err
+	}
+	text, ok := strings.CutSuffix(string(data), "\x00")
+	if !ok || len(data) > most {
+		return nil, errors.New("the list of them is not whole")
+	}
+	paths := strings.Split(text, "\x00")
+	return paths, runtime.CheckHidden(paths)
 }
 
 // ownerID is the launcher's own id, which is that of the daemon's user. In a sandbox with a

@@ -3,7 +3,9 @@ package launcher
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/idmap"
@@ -82,4 +84,63 @@ func TestMountOfAWorkspaceIsVerified(t *testing.T) {
 	if withMount(req) || withMount(&request{Op: opKill}) || withMount(&request{Op: opCreate}) {
 		t.Error("a mount comes with a request that has none")
 	}
+}
+
+func TestHiddenFile(t *testing.T) {
+	for _, want := range [][]string{{"a"}, {"a/b\n", ".env", "x\xff"}} {
+		f, err := hiddenFile(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if got, err := readHidden(f); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q became %q, %v", want, got, err)
+		}
+		if _, err := f.WriteAt([]byte("x"), 0); err == nil {
+			t.Error("it can be written to")
+		}
+	}
+	for _, bad := range [][]string{{"../x"}, {"a", ""}, {strings.Repeat("x", 1<<20)}} {
+		f, err := hiddenFile(bad)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if got, err := readHidden(f); err == nil {
+			t.Errorf("%.40q was taken as %.40q", bad, got)
+		}
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if _, err := readHidden(null); err == nil {
+		t.Error("an empty file was taken")
+	}
+}
+
+// FuzzReadHidden reads files of any content.
+func FuzzReadHidden(f *testing.F) {
+	f.Add([]byte("a\x00b/c\x00"))
+	f.Add([]byte("../x\x00"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		file, err := os.CreateTemp(t.TempDir(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if _, err := file.Write(data); err != nil {
+			t.Fatal(err)
+		}
+		paths, err := readHidden(file)
+		if err != nil {
+			return
+		}
+		for _, p := range paths {
+			if !filepath.IsLocal(p) || filepath.Clean(p) != p {
+				t.Fatalf("%q was taken", p)
+			}
+		}
+	})
 }

@@ -170,7 +170,7 @@ func (s *API) eventFilter(filter map[string][]string) (func(*api.Event) bool, er
 	for key, wants := range filter {
 		fits, ok := eventKeys[key]
 		if !ok {
-			return nil, class.Invalidf("filter %q: the key must be type, action, object, name, sandbox, image or label", class.Clip(key))
+			return nil, class.Invalidf("filter %q: the key must be one of %s", class.Clip(key), strings.Join(api.EventFilterKeys(), ", "))
 		}
 		for _, want := range wants {
 			if rec, err := s.lookup(want); key == "sandbox" && err == nil && rec.ID != want {

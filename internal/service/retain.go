@@ -91,6 +91,10 @@ func prunable(rec *runtime.Record) bool {
 // SetRetention replaces the retention of the options, from the next round on.
 func (s *Service) SetRetention(r RetentionLimits) { s.core.retention.Store(&r) }
 
+// SetDefaults replaces the defaults of the options, for sandboxes that are created or started from
+// now on.
+func (s *Service) SetDefaults(d runtime.Defaults) { s.core.supervisor.SetDefaults(d) }
+
 // retain removes expired sandboxes and snapshots until ctx ends.
 func (s *core) retain(ctx context.Context, look time.Duration) {
 	every(ctx, look, func(now, up time.Time) {

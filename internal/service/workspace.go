@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -71,6 +72,10 @@ func (s *API) workspace(r *runtime.Request, cwd bool) error {
 			return class.Invalidf("workspace.target %q: the volume at %s would hide it, or be hidden", class.Clip(w.Target), m.Target)
 		}
 	}
+	if err := runtime.CheckHidden(w.Hidden); err != nil {
+		return class.Invalidf("workspace.hidden: %v", err)
+	}
+	w.Hidden = outermost(w.Hidden)
 	r.Cwd = cmp.Or(r.Cwd, w.Target)
 	var err error
 	if w.UID, w.GID, err = numericUser(r.User); err != nil {
@@ -80,6 +85,26 @@ func (s *API) workspace(r *runtime.Request, cwd bool) error {
 		return fmt.Errorf("read the clock of files: %w", err)
 	}
 	return nil
+}
+
+// outermost returns the paths that lie below none of the others, sorted and each once.
+func outermost(paths []string) []string {
+	given := make(map[string]bool, len(paths))
+	for _, p := range paths {
+		given[p] = true
+	}
+	var out []string
+	for p := range given {
+		at := path.Dir(p)
+		for at != "." && !given[at] {
+			at = path.Dir(at)
+		}
+		if at == "." {
+			out = append(out, p)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // between returns a time after those of all files that were written before the call, and no later

@@ -37,6 +37,10 @@ func TestWorkspaceOfARequest(t *testing.T) {
 		"over /dev":             {w: api.Workspace{Source: "/a", Target: "/dev"}, words: "workspace.target"},
 		"over all":              {w: api.Workspace{Source: "/a", Target: "/"}, words: "workspace.target"},
 		"below a tmpfs":         {w: api.Workspace{Source: "/a", Target: "/t/x"}, tmpfs: "/t", words: "would hide it"},
+		"hidden":                {w: api.Workspace{Source: "/a", Hidden: []string{"x/y", "x", "x-y", "x/y/z", "b", "b"}}, target: "/workspace"},
+		"hidden outside":        {w: api.Workspace{Source: "/a", Hidden: []string{"x/../../y"}}, words: "workspace.hidden"},
+		"hidden, absolute":      {w: api.Workspace{Source: "/a", Hidden: []string{"/a/x"}}, words: "workspace.hidden"},
+		"all hidden":            {w: api.Workspace{Source: "/a", Hidden: []string{"."}}, words: "workspace.hidden"},
 		"a name":                {w: api.Workspace{Source: "/a"}, user: "node", words: "--user 1000:1000"},
 		"the root as directory": {w: api.Workspace{Source: "/a"}, cwd: "/", asked: true, target: "/workspace"},
 	} {
@@ -55,6 +59,9 @@ func TestWorkspaceOfARequest(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
+		}
+		if got := strings.Join(r.Workspace.Hidden, " "); len(tc.w.Hidden) > 0 && got != "b x x-y" {
+			t.Errorf("%s: hides %q", name, got)
 		}
 		if r.Workspace.Target != tc.target || tc.w.Since != (time.Time{}) || r.Workspace.Since.IsZero() || r.Cwd == "" {
 			t.Errorf("%s: %+v, directory %q", name, r.Workspace, r.Cwd)
@@ -89,5 +96,17 @@ func TestBetween(t *testing.T) {
 		if after := write("after"); !before.Before(since) || after.Before(since) {
 			t.Fatalf("written before %s and after %s: %s is not between", before, after, since)
 		}
+	}
+}
+
+// Clients refuse other keys of filters than these.
+func TestEventFilterKeys(t *testing.T) {
+	for _, key := range api.EventFilterKeys() {
+		if eventKeys[key] == nil {
+			t.Errorf("there is no filter by %s", key)
+		}
+	}
+	if len(eventKeys) != len(api.EventFilterKeys()) {
+		t.Errorf("%d keys, %d are told", len(eventKeys), len(api.EventFilterKeys()))
 	}
 }

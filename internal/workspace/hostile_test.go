@@ -150,7 +150,7 @@ func TestHostileArchives(t *testing.T) {
 			}
 			defer set.Close()
 			d := h.open()
-			p, err := set.Plan(d, d, h.since)
+			p, err := set.Plan(d, d, h.since, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -298,7 +298,7 @@ func FuzzRead(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer d.Close()
-		p, err := set.Plan(d, d, time.Time{})
+		p, err := set.Plan(d, d, time.Time{}, nil)
 		if err != nil {
 			return
 		}

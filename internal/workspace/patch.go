@@ -16,8 +16,8 @@ const (
 	contextLines = 3       // lines around a change
 )
 
-// WritePatch writes the items in git's format of patches: git apply reads it, except where a file
-// is binary, which the patch only says. Show is applied to every line, for terminals.
+// WritePatch writes the items in git's format of patches, which git apply reads. For a terminal,
+// show is applied to every line, and of a binary file the patch only says that it differs.
 func (p *Plan) WritePatch(w io.Writer, items []*Item, show func(string) string) error {
 	out := bufio.NewWriter(w)
 	for _, item := range items {
@@ -37,6 +37,9 @@ func (p *Plan) patch(out *bufio.Writer, item *Item, show func(string) string) er
 		}
 		for _, base := range names {
 			name := item.Path + "/" + base
+			if p.hidden.set[name] {
+				continue
+			}
 			st, err := p.to.stat(name)
 			if err != nil {
 				return err
@@ -106,6 +109,13 @@ func (p *Plan) hunks(out *bufio.Writer, name string, oldKind, newKind kind, was 
 	after, okAfter, err := p.setText(newKind, e)
 	if err != nil {
 		return err
+	}
+	if (!okBefore || !okAfter) && show == nil {
+		blob, err := p.hostBlob(name, oldKind, was)
+		if err == nil {
+			return p.binary(out, blob, oldMode, newMode, e)
+		}
+		// What cannot be read is said to differ, and git apply complains.
 	}
 	if !okBefore || !okAfter {
 		fmt.Fprintf(out, "Binary files %s and %s differ\n", a, b)
@@ -299,9 +309,12 @@ func span(from, to int) string {
 
 func line(out *bufio.Writer, sign byte, text string, show func(string) string) {
 	text, whole := strings.CutSuffix(text, "\n")
-	_ = out.WriteByte(sign)            // the writer keeps the first error
-	_, _ = out.WriteString(show(text)) // as above
-	_ = out.WriteByte('\n')            // as above
+	_ = out.WriteByte(sign) // the writer keeps the first error
+	if show != nil {
+		text = show(text)
+	}
+	_, _ = out.WriteString(text) // as above
+	_ = out.WriteByte('\n')      // as above
 	if !whole {
 		_, _ = out.WriteString("\\ No newline at end of file\n") // as above
 	}

@@ -42,7 +42,10 @@ type Plan struct {
 	to    *Dir
 	base  *Dir // the workspace's directory; equal to if that is changed itself
 	since time.Time
-	// gone are directories of the set that stand where the host has none: nothing is below them yet.
+	// hidden are paths that the sandbox did not see.
+	hidden hiddenPaths
+	// gone are directories of the set that stand where the host has none: nothing is below them
+	// yet.
 	gone         map[string]bool
 	repositories map[string]bool // see inRepository
 	exchanged    func()          // runs after an exchange, for tests
@@ -51,27 +54,34 @@ type Plan struct {
 	like map[string]state
 }
 
-// Plan compares the set with the directory to. Base is the workspace's own directory, and since the
-// time before which the sandbox saw none of its files: a file of base with a later change of status
-// is in conflict, and a file of another directory unless it is like that of base.
+// Plan compares the set with the directory to. Base is the workspace's own directory, and since
+// the time before which the sandbox saw none of its files: a file of base with a later change of
+// status is in conflict, and a file of another directory unless it is like that of base. What to
+// has at the hidden paths, which the sandbox did not see at all, is neither changed nor shown.
 //
 // Files that are like the sandbox's are no item, so a second plan after [Plan.Apply] has only what
 // was not applied.
-func (s *Set) Plan(to, base *Dir, since time.Time) (*Plan, error) {
-	p := &Plan{set: s, to: to, base: base, since: since, gone: make(map[string]bool), like: make(map[string]state), repositories: make(map[string]bool)}
-	hidden := make(map[string]bool) // directories that an opaque one at or above them hides
+func (s *Set) Plan(to, base *Dir, since time.Time, hidden []string) (*Plan, error) {
+	p := &Plan{set: s, to: to, base: base, since: since, hidden: newHiddenPaths(hidden), gone: make(map[string]bool), like: make(map[string]state), repositories: make(map[string]bool)}
+	covered := make(map[string]bool) // directories that an opaque one at or above them covers
 	for _, e := range s.entries {
-		if e.kind == directory && (e.opaque || hidden[path.Dir(e.path)]) {
-			hidden[e.path] = true
+		if e.kind == directory && (e.opaque || covered[path.Dir(e.path)]) {
+			covered[e.path] = true
 		}
-		if err := p.entry(e, hidden[e.path]); err != nil {
+		if p.isHidden(e.path) {
+			if err := p.atHidden(e); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err := p.entry(e, covered[e.path]); err != nil {
 			return nil, err
 		}
 	}
 	return p, nil
 }
 
-func (p *Plan) entry(e *entry, hidden bool) error {
+func (p *Plan) entry(e *entry, covers bool) error {
 	item := &Item{Path: e.path, Type: e.kind.String(), Size: e.size, Protected: p.protected(e.path), e: e}
 	if e.bits {
 		item.Note = "its set-id bits are left out"
@@ -108,12 +118,12 @@ func (p *Plan) entry(e *entry, hidden bool) error {
 	if equal && e.kind != none && e.kind != directory {
 		p.like[e.path] = *was
 	}
+	if !equal && e.kind == none {
+		return p.deleted(e.path, e, was)
+	}
 	if !equal {
 		item.Kind = api.Changed
-		switch {
-		case e.kind == none:
-			item.Kind, item.Type, item.Size = api.Deleted, was.kind.String(), was.size
-		case was.kind == none:
+		if was.kind == none {
 			item.Kind = api.Added
 		}
 		p.judge(item)
@@ -121,7 +131,7 @@ func (p *Plan) entry(e *entry, hidden bool) error {
 	} else if e.kind == special {
 		return nil
 	}
-	if hidden && was.kind == directory {
+	if covers && was.kind == directory {
 		return p.hides(e.path)
 	}
 	return nil
@@ -143,7 +153,7 @@ func (p *Plan) equal(e *entry, was *state) (bool, error) {
 		if e.mode != was.mode || e.size != was.size {
 			return false, nil
 		}
-		if e.same != "" {
+		if e.same != "" && !p.isHidden(e.same) {
 			if first, err := p.to.stat(e.same); err != nil || first.ino != was.ino {
 				return false, nil
 			}
@@ -166,16 +176,16 @@ func (p *Plan) hides(dir string) error {
 	}
 	for _, base := range names {
 		name := dir + "/" + base
-		if p.set.byPath[name] != nil {
+		if p.set.byPath[name] != nil || p.hidden.set[name] {
 			continue
 		}
 		was, err := p.to.stat(name)
+		if err == nil {
+			err = p.deleted(name, nil, &was)
+		}
 		if err != nil {
 			return err
 		}
-		item := &Item{Path: name, Kind: api.Deleted, Type: was.kind.String(), Size: was.size, Protected: p.protected(name), was: was}
-		p.judge(item)
-		p.Items = append(p.Items, item)
 	}
 	return nil
 }
@@ -190,6 +200,8 @@ func (p *Plan) judge(item *Item) {
 		item.Refused = "the link leads out of the directory, to " + Quote(e.target)
 	case was.kind == special:
 		item.Refused = "the host has a special file there"
+	case was.kind == directory && (e == nil || e.kind != directory) && p.keeps(item.Path):
+		item.Conflict = "the host has files in the directory that the sandbox did not see"
 	case was.kind == directory && e != nil && e.kind == directory:
 		// Of a directory only the mode is at stake, and its status changes with every file in it.
 	case was.kind != none:

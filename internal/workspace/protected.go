@@ -20,7 +20,7 @@ func init() { //nolint:gochecknoinits // a table in the form in which it is read
 		.vscode .vscode-server .idea .fleet .zed .devcontainer .devcontainer.json .vim .vimrc .gvimrc .exrc .nvimrc .nvim.lua .nvim
 		.emacs .emacs.d .dir-locals.el .dir-locals-2.el .claude .cursor .mcp.json
 		.gdbinit .lldbinit .pdbrc .irbrc .rprofile .screenrc .tmux.conf .ocamlinit .ghci .sqliterc .psqlrc .curlrc .wgetrc
-		.ssh .gnupg .aws .azure .kube .docker .netrc .npmrc .yarnrc .yarnrc.yml .pypirc .cargo .gradle .m2 .pre-commit-config.yaml .sandboxd
+		.ssh .gnupg .aws .azure .kube .docker .netrc .npmrc .yarnrc .yarnrc.yml .pypirc .cargo .gradle .m2 .pre-commit-config.yaml .sandboxd .sandboxdignore
 	`) {
 		protectedNames[name] = true
 	}

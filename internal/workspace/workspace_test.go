@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -124,7 +125,7 @@ func (h *host) plan(a *archive) *Plan {
 	}
 	h.t.Cleanup(func() { _ = set.Close() })
 	d := h.open()
-	p, err := set.Plan(d, d, h.since)
+	p, err := set.Plan(d, d, h.since, nil)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -217,7 +218,7 @@ func TestApply(t *testing.T) {
 	if got, want := show(t, h.dir), show(t, want.dir); got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
-	again, err := p.set.Plan(p.to, p.base, h.since)
+	again, err := p.set.Plan(p.to, p.base, h.since, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +277,7 @@ func TestApplyToAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer set.Close()
-	p, err := set.Plan(to.open(), base.open(), base.since)
+	p, err := set.Plan(to.open(), base.open(), base.since, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,16 +314,24 @@ func TestPatch(t *testing.T) {
 	files := map[string]string{
 		"long": long.String(), "no-newline": "a\nb", "gone": "g\n", "tree/a": "a\n", "tree/b/c": "c\n", "mode": "m\n", "link": "->mode", "type": "t\n",
 		"strange\n\"name\"": "x\n", "empty": "", "short": "a\nb\nc\n",
+		"binary": "\x00old", "binary-gone": "\x00gone", "binary-mode": "\x00m", "binary-both": "\x00b", "binary-link": "\x00l", "to-binary": "text\n", "to-text": "\x00t",
+		"large": strings.Repeat("large\n", maxText/5), "binary-dir/x": "\x00x",
 	}
+	noise := make([]byte, 100_000)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(noise) // never fails
 	change := func() *archive {
 		return newArchive(t).file("long", edited.String()).file("no-newline", "a\nc").file(".wh.gone", "").file(".wh.tree", "").
 			put(tar.Header{Typeflag: tar.TypeReg, Name: "mode", Mode: 0o755}, "m\n").link("link", "long").link("type", "mode").
-			file("strange\n\"name\"", "y\n").file("added", "new\nfile").file("empty", "no more\n").file("short", "").dir("d").file("d/e", "e\n")
+			file("strange\n\"name\"", "y\n").file("added", "new\nfile").file("empty", "no more\n").file("short", "").dir("d").file("d/e", "e\n").
+			file("binary", string(noise)).file(".wh.binary-gone", "").put(tar.Header{Typeflag: tar.TypeReg, Name: "binary-mode", Mode: 0o755}, "\x00m").
+			put(tar.Header{Typeflag: tar.TypeReg, Name: "binary-both", Mode: 0o755}, "\x00both").link("binary-link", "long").file("to-binary", "\x00now").
+			file("to-text", "text\n").file("large", strings.Repeat("larger\n", maxText/6)).file("binary-new", "\x00"+strings.Repeat("x", 51)).
+			file("binary-dir", "\x00y")
 	}
 	h, native := newHost(t, files), newHost(t, files)
 	var patch bytes.Buffer
 	p := h.plan(change())
-	if err := p.WritePatch(&patch, p.Items, func(s string) string { return s }); err != nil {
+	if err := p.WritePatch(&patch, p.Items, nil); err != nil {
 		t.Fatal(err)
 	}
 	if left := applied(t, p, false); len(left) > 0 {

@@ -593,7 +593,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	in.spec.Opened = nil // the caller's
 	if w := spec.Workspace; w != nil {
 		kept := *w
-		kept.Mount = nil // the request's to close
+		kept.Mount, kept.Hidden = nil, nil // the request's to close; large
 		in.spec.Workspace = &kept
 	}
 	in.spec.Rootfs, in.spec.Profile.Seccomp = rootfs.Source{}, nil // a filter is large, and nothing asks for it again

@@ -26,7 +26,8 @@ type workspacePlan struct {
 	Upper  string `json:"upper"`
 	Work   string `json:"work"`
 	// UID must be seen as the owner of the target.
-	UID int `json:"uid"`
+	UID    int      `json:"uid"`
+	Hidden []string `json:"hidden,omitempty"`
 }
 
 // enforceWorkspace plans how programs get to own the files of a workspace.
@@ -80,7 +81,7 @@ func (e *Engine) prepareWorkspace(dir string, p *planned, fd int) (*workspacePla
 		owner.Uid, owner.Gid = 0, 0
 	}
 	plan := &workspacePlan{
-		Target: w.Target, FD: fd, UID: p.owner, Upper: filepath.Join(dir, launcher.WorkspaceUpper), Work: filepath.Join(dir, launcher.WorkspaceWork),
+		Target: w.Target, FD: fd, UID: p.owner, Hidden: w.Hidden, Upper: filepath.Join(dir, launcher.WorkspaceUpper), Work: filepath.Join(dir, launcher.WorkspaceWork),
 	}
 	if err := os.RemoveAll(plan.Work); err != nil {
 		return nil, fmt.Errorf("prepare workspace: %w", err)
@@ -122,7 +123,11 @@ func mountWorkspace(w *workspacePlan) error {
 		return fmt.Errorf("make %s for the workspace: %w: %w", w.Target, err, runtime.ErrRootfs)
 	}
 	target := filepath.Join(launcher.RootfsDir, name) // no component is a link: checkPlaces looked, and no program runs yet
-	options := "userxattr,lowerdir=" + launcher.WorkspaceDir + ",upperdir=" + w.Upper + ",workdir=" + w.Work
+	hidden, err := mountHidden(w.Hidden)
+	if err != nil {
+		return err
+	}
+	options := "userxattr,lowerdir=" + layersOf(hidden) + ",upperdir=" + w.Upper + ",workdir=" + w.Work
 	if err := unix.Mount("overlay", target, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount the workspace at %s: %w", w.Target, err)
 	}
@@ -132,6 +137,9 @@ func mountWorkspace(w *workspacePlan) error {
 	}
 	if int(st.Uid) != w.UID {
 		return fmt.Errorf("verify workspace: its owner is seen as %d, not as %d", st.Uid, w.UID)
+	}
+	if err := verifyHidden(target, w); err != nil {
+		return fmt.Errorf("verify workspace: %w", err)
 	}
 	return nil
 }

@@ -309,3 +309,102 @@ func TestWorkspaceIsApart(t *testing.T) {
 	}})
 	wantProblem(t, err, api.CodeInvalid, "not both")
 }
+
+// The command line keeps out what .sandboxdignore names, and with --gitignore what .gitignore files
+// do; changes and apply leave it alone.
+func TestWorkspaceIgnores(t *testing.T) {
+	d := start(t)
+	dir := t.TempDir()
+	inDir(t, dir, `mkdir -p src/build secrets; echo unseen > .env; echo unseen > src/.env; echo unseen > secrets/key; echo o > src/build/x.o; echo c > src/x.c
+		printf '.env\n/secrets/\n' > .sandboxdignore; printf 'build/\n' > src/.gitignore`)
+	before := list(t, dir)
+	image := d.Create(t, api.CreateSandbox{}).Image
+	run := func(want int, args ...string) harness.Result {
+		t.Helper()
+		r := d.CLI(t, append([]string{"run"}, args...)...)
+		if r.Code != want {
+			t.Errorf("%v: %+v", args, r)
+		}
+		return r
+	}
+	if r := run(0, "--rm", "--workspace", dir, image, "--", "find", ".", "-type", "f"); strings.Contains(r.Stdout, "env") || strings.Contains(r.Stdout, "key") || !strings.Contains(r.Stdout, "x.o") {
+		t.Errorf("without --gitignore: %s", r.Stdout)
+	}
+	if r := run(125, "--gitignore", image, "--", "true"); !strings.Contains(r.Stderr, "--workspace") {
+		t.Errorf("--gitignore alone: %s", r.Stderr)
+	}
+	r := run(0, "--gitignore", "--name", "ignoring", "--workspace", dir, image, "--", "sh", "-ec",
+		"find . -type f; echo own > .env; echo more >> src/x.c; rm -r src/build 2>/dev/null || true; mkdir src/build; echo own > src/build/x.o; echo weaker > .sandboxdignore")
+	if seen := strings.Fields(r.Stdout); len(seen) != 3 || !slices.Contains(seen, "./src/x.c") {
+		t.Errorf("with --gitignore: %s", r.Stdout)
+	}
+	changes := d.CLI(t, "changes", "--name-only", "ignoring")
+	for _, want := range []string{
+		"A .env  4B  (conflict: the sandbox did not see what the host has there)\n", "C src/x.c  7B\n",
+		"A src/build/x.o  4B  (conflict: ", "C .sandboxdignore  7B  (protected)\n",
+	} {
+		if !strings.Contains(changes.Stdout, want) {
+			t.Errorf("changes lack %q: %s", want, changes.Stdout)
+		}
+	}
+	if r := d.CLI(t, "changes", "ignoring"); strings.Contains(r.Stdout, "unseen") {
+		t.Errorf("changes show what is hidden: %s", r.Stdout)
+	}
+	if r := d.CLI(t, "apply", "--yes", "ignoring"); r.Code != 1 || !strings.Contains(r.Stderr, "not applied: .env: the sandbox did not see what the host has there") {
+		t.Errorf("apply: %+v", r)
+	}
+	inDir(t, dir, "test \"$(cat src/x.c)\" = \"c\nmore\"; echo c > src/x.c")
+	compare(t, "the host's directory", list(t, dir), before)
+	for content, want := range map[string]string{"../x": `line 1: "../x"`, "[": "not closed"} {
+		inDir(t, dir, "printf '%s' '"+content+"' > .sandboxdignore")
+		if r := run(125, "--workspace", dir, image, "--", "true"); !strings.Contains(r.Stderr, want) {
+			t.Errorf("%q: %s", content, r.Stderr)
+		}
+	}
+	inDir(t, dir, "rm .sandboxdignore; mkfifo .sandboxdignore")
+	if r := run(125, "--workspace", dir, image, "--", "true"); !strings.Contains(r.Stderr, "no regular file") {
+		t.Errorf("a pipe: %s", r.Stderr)
+	}
+}
+
+// As many paths can be hidden as the API says, with names as long as it says, and stay so over
+// restarts of the daemon and of the sandbox.
+func TestWorkspaceHidesMany(t *testing.T) {
+	d := harness.Start(t, harness.Options{})
+	dir := t.TempDir()
+	w := workspaceOf(t, dir)
+	for i := range 128 {
+		sub := fmt.Sprintf("d%03d-%014d", i, i)
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for j := range api.MaxHidden / 128 {
+			name := fmt.Sprintf("%s/%012d", sub, j)
+			if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			w.Hidden = append(w.Hidden, name)
+		}
+		if err := os.WriteFile(filepath.Join(dir, sub, "seen"), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := d.Create(t, api.CreateSandbox{Settings: api.Settings{Workspace: w}})
+	const count = "find /workspace -type f | wc -l; find /workspace -type f -name seen | wc -l"
+	if got := s.Sh(t, count); got != "128\n128\n" {
+		t.Errorf("seen: %q", got)
+	}
+	d.Kill9(t)
+	d.Launch(t)
+	for _, args := range [][]string{{"stop", s.ID}, {"start", s.ID}} {
+		if r := d.CLI(t, args...); r.Code != 0 {
+			t.Fatalf("%v: %+v", args, r)
+		}
+	}
+	if got := s.Sh(t, count); got != "128\n128\n" {
+		t.Errorf("after restarts: %q", got)
+	}
+	w.Hidden = append(w.Hidden, "one-more")
+	_, err := d.TryCreate(t.Context(), api.CreateSandbox{Settings: api.Settings{Workspace: w}})
+	wantProblem(t, err, api.CodeInvalid, "at most 16384 are possible")
+}
