@@ -149,7 +149,7 @@ type CreateSandbox struct {
 	// directory, user, profile and network default to those of the snapshot's sandbox.
 	Snapshot string            `json:"snapshot,omitempty"`
 	Name     string            `json:"name,omitempty"`    // unique per tenant; letters, digits, "_.-", at most 63; default: generated
-	Env      []string          `json:"env,omitempty"`     // "KEY=value", added to the image's own for every exec
+	Env      []string          `json:"env,omitempty"`     // "KEY=value", added to the image's own for every exec; "KEY" takes it away
 	Cwd      string            `json:"cwd,omitempty"`     // absolute, made if it is missing; default: the image's working directory, else "/"
 	User     string            `json:"user,omitempty"`    // "name", "uid" or "uid:gid"; default: the image's user, else root of the sandbox
 	Labels   map[string]string `json:"labels,omitempty"`  // at most 64 keys

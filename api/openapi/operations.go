@@ -133,7 +133,8 @@ var Operations = []Operation{
 	},
 	{
 		ID: "stopSandbox", Method: "POST", Path: "/v1/sandboxes/{id}/stop", Tag: "Sandboxes", Summary: "End what runs in a sandbox and keep its files",
-		Detail: "Sends SIGTERM to every process, and SIGHUP to those that ignore SIGTERM. Processes that are left after `grace` seconds are killed. " +
+		Detail: "Sends SIGTERM, or `signal`, to every process, and SIGHUP to those that ignore it. Processes that are left after `grace` seconds are killed. " +
+			"With `main` the main process alone is asked, and the rest is killed when it has ended. " +
 			"`grace` is at most 600; 0 kills at once. The stop continues if the client leaves.",
 		Body: optionalBody(api.StopSandbox{Grace: new(1.0)}), Answers: []Answer{ok(inState(api.StateStopped, "stopped"))},
 	},

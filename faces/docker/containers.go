@@ -722,17 +722,14 @@ func (c *call) postStop() error {
 }
 
 func (f *Face) stop(ctx context.Context, sb *api.Sandbox, grace float64, signal string) error {
-	if sb.State == api.StatePaused {
-		if _, err := f.api.ResumeSandbox(ctx, sb.ID); err != nil {
-			return err
-		}
-	}
+	req := api.StopSandbox{Grace: &grace, Main: true}
 	if signal != "" {
-		if err := f.signal(ctx, sb, signal); err != nil {
-			return err
+		var ok bool
+		if req.Signal, ok = signalName(signal); !ok {
+			return badf("Invalid signal: %s", clip(signal))
 		}
 	}
-	_, err := f.api.StopSandbox(ctx, sb.ID, api.StopSandbox{Grace: &grace})
+	_, err := f.api.StopSandbox(ctx, sb.ID, req)
 	if sb.AutoRemove && errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
 		return nil // removed at its end
 	}
@@ -763,15 +760,6 @@ func (c *call) postRestart() error {
 	return c.none(http.StatusNoContent)
 }
 
-// signal sends a signal, by name or number, to the main process.
-func (f *Face) signal(ctx context.Context, sb *api.Sandbox, signal string) error {
-	name, ok := signalName(signal)
-	if !ok {
-		return badf("Invalid signal: %s", clip(signal))
-	}
-	return f.api.SignalExec(ctx, sb.ID, api.MainExec, api.ExecSignal{Signal: name})
-}
-
 func (c *call) postKill() error {
 	sb, err := c.container()
 	if statusOf(err) == http.StatusNotFound {
@@ -793,7 +781,7 @@ func (c *call) postKill() error {
 			return err
 		}
 	default:
-		if err := c.f.signal(c.ctx(), sb, signal); err != nil {
+		if err := c.f.api.SignalExec(c.ctx(), sb.ID, api.MainExec, api.ExecSignal{Signal: name, Main: true}); err != nil {
 			return err
 		}
 	}

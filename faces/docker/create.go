@@ -225,7 +225,7 @@ func (f *Face) translate(ctx context.Context, req *container.CreateRequest) (sb 
 		return sb, nil, err
 	}
 	sb = api.CreateSandbox{
-		Image: image, Env: assigned(cfg.Env), Cwd: cfg.WorkingDir, User: cfg.User, ImageCommand: true, Entrypoint: cfg.Entrypoint, Command: cfg.Cmd,
+		Image: image, Env: cfg.Env, Cwd: cfg.WorkingDir, User: cfg.User, ImageCommand: true, Entrypoint: cfg.Entrypoint, Command: cfg.Cmd,
 		TTY: cfg.Tty, StdinOpen: cfg.OpenStdin, Timeout: api.Never, Stopped: true, Labels: labelsOf(cfg.Labels),
 	}
 	sb.Settings = api.Settings{
@@ -300,12 +300,6 @@ func (f *Face) translate(ctx context.Context, req *container.CreateRequest) (sb 
 	}
 	sb.Annotations = map[string]string{annotationRequest: string(kept)}
 	return sb, warnings, nil
-}
-
-// assigned returns the entries of an environment that have a value. One without it asks for a
-// variable of the image to be left out; it has no value then.
-func assigned(env []string) []string {
-	return slices.DeleteFunc(slices.Clone(env), func(e string) bool { return !strings.Contains(e, "=") })
 }
 
 // maxImageLabels limits the bytes of an image's labels that its containers are shown with.

@@ -416,7 +416,7 @@ func TestTimeoutKillsEverythingOfTheExec(t *testing.T) {
 			// On a busy machine a program that forks may go on for longer than the other execs are spared.
 			others := 1
 			if took > tc.r.Timeout+initKillAll {
-				if err := other.Signal(unix.SIGTERM, false); err != nil {
+				if err := other.Signal(unix.SIGTERM, ReachGroup); err != nil {
 					t.Fatal(err)
 				}
 				others = 0
@@ -429,7 +429,7 @@ func TestTimeoutKillsEverythingOfTheExec(t *testing.T) {
 				return
 			}
 			// The other exec has not been touched.
-			if err := other.Signal(unix.SIGTERM, false); err != nil {
+			if err := other.Signal(unix.SIGTERM, ReachGroup); err != nil {
 				t.Fatal(err)
 			}
 			if exit, err := other.Wait(); err != nil || exit.Signal != unix.SIGTERM {
@@ -511,10 +511,10 @@ func TestKill(t *testing.T) {
 	}
 	s.gone(t, "sleep")
 	// After the exit neither is an error.
-	if err := errors.Join(e.Kill(), e.Signal(unix.SIGTERM, false)); err != nil {
+	if err := errors.Join(e.Kill(), e.Signal(unix.SIGTERM, ReachGroup)); err != nil {
 		t.Error(err)
 	}
-	if err := e.Signal(65, false); err == nil {
+	if err := e.Signal(65, ReachGroup); err == nil {
 		t.Error("signal 65 was sent")
 	}
 }
@@ -560,7 +560,7 @@ func TestSignalGoesToTheGroup(t *testing.T) {
 	exit, err := e.Stream(t.Context(), func(_ string, p []byte) error {
 		out.Write(p)
 		if strings.Contains(string(p), "up") {
-			return e.Signal(unix.SIGUSR1, false)
+			return e.Signal(unix.SIGUSR1, ReachGroup)
 		}
 		return nil
 	})
