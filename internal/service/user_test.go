@@ -209,7 +209,7 @@ func TestEnvironment(t *testing.T) {
 		[]string{"LANG=sandbox", "A=1", "GONE", "BACK", "GONE2=x"},
 		[]string{"A=2", "B=", "A=3", "BACK=y", "GONE2", "NEVER"},
 		"/home/app", true)
-	want := []string{"PATH=/image", "TERM=xterm", "LANG=sandbox", "BACK=y", "HOME=/home/app", "A=3", "B="}
+	want := []string{"PATH=/image", "TERM=xterm", "LANG=sandbox", "HOME=/home/app", "BACK=y", "A=3", "B="}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

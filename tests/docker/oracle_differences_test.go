@@ -22,8 +22,8 @@ const (
 // differences is the table of expected differences.
 var differences = []difference{
 	// Versions and headers.
-	{"* header.Api-Version", `"1.41"`, `"1.51"`, 386, "the versions of the daemons"},
-	{"* header.Server", `"Docker/20.10.24+dfsg1 (linux)"`, `"Docker/28.5.2 (linux)"`, 386, "the versions of the daemons"},
+	{"* header.Api-Version", `"1.41"`, `"1.51"`, 392, "the versions of the daemons"},
+	{"* header.Server", `"Docker/20.10.24+dfsg1 (linux)"`, `"Docker/28.5.2 (linux)"`, 392, "the versions of the daemons"},
 	{"* header.Api-Version", "absent", `"1.51"`, 14, "every answer has these headers"},
 	{"* header.Server", "absent", `"Docker/28.5.2 (linux)"`, 14, "every answer has these headers"},
 	{"* header.Docker-Experimental", "absent", `"false"`, 16, "every answer has these headers"},

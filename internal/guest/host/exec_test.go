@@ -201,12 +201,26 @@ func TestExecAsUser(t *testing.T) {
 	if err := os.WriteFile(tool, []byte("#!/bin/sh\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	// But for the working directory, which init enters, as runc does.
+	for _, argv := range [][]string{{"sh", "-c", "pwd; ls"}, {"nosuch"}, {"sh", "-c", "cd . && pwd"}} {
+		out, _, x, err := s.run(t, ExecRequest{Argv: argv, Env: testEnv, Cwd: secret, UID: 1000, GID: 1000})
+		if argv[0] == "nosuch" {
+			if e := asError(t, err); e.Stage != guest.StageLookup {
+				t.Error(err)
+			}
+		} else if err != nil || argv[2] == "pwd; ls" && (out != secret+"\n" || x.Code == 0) {
+			t.Errorf("%q: %q, %+v, %v", argv, out, x, err)
+		}
+	}
+	// Init is back at the root.
+	if out, _, _, err := s.run(t, ExecRequest{Argv: []string{"pwd"}, Env: testEnv, Cwd: "/"}); err != nil || out != "/\n" {
+		t.Errorf("%q, %v", out, err)
+	}
 	for _, tc := range []struct {
 		name string
 		r    ExecRequest
 		want guest.Error
 	}{
-		{"cwd", ExecRequest{Argv: []string{"true"}, Cwd: secret}, guest.Error{Stage: guest.StageCwd, Errno: unix.EACCES, Path: secret}},
 		{"program", ExecRequest{Argv: []string{tool}}, guest.Error{Stage: guest.StageLookup, Errno: unix.EACCES, Path: tool}},
 		{"program below cwd", ExecRequest{Argv: []string{"./tool"}, Cwd: dir}, guest.Error{Stage: guest.StageLookup, Errno: unix.EACCES, Path: "./tool"}},
 	} {
