@@ -178,8 +178,15 @@ func (c *call) postCreate() error {
 	if errors.Is(err, &api.Problem{Code: api.CodeNotFound}) && sb.Network.Mode != api.NetworkSandbox {
 		return noImage(req.Image)
 	}
-	if p, ok := errors.AsType[*api.Problem](err); ok && strings.Contains(p.Detail, "says no command") {
-		return badf("no command specified")
+	if p, ok := errors.AsType[*api.Problem](err); ok {
+		if strings.Contains(p.Detail, "says no command") {
+			return badf("no command specified")
+		}
+		for i := range sb.Mounts {
+			if at := sb.Mounts[i].Source; strings.HasSuffix(p.Detail, "mount "+at+": no such file or directory") {
+				return badf("invalid mount config for type \"bind\": bind source path does not exist: %s", clip(at))
+			}
+		}
 	}
 	if err != nil {
 		return err
@@ -548,7 +555,10 @@ func mountsOf(set *api.Settings, h *container.HostConfig) error {
 		}
 		switch m.Type {
 		case mount.TypeBind:
-			set.Mounts = append(set.Mounts, api.Mount{Type: api.MountBind, Source: path.Clean(m.Source), Target: path.Clean(m.Target), ReadOnly: m.ReadOnly})
+			set.Mounts = append(set.Mounts, api.Mount{
+				Type: api.MountBind, Source: path.Clean(m.Source), Target: path.Clean(m.Target), ReadOnly: m.ReadOnly,
+				Create: m.BindOptions != nil && m.BindOptions.CreateMountpoint,
+			})
 		case mount.TypeTmpfs:
 			t := api.Scratch{Path: path.Clean(m.Target)}
 			if o := m.TmpfsOptions; o != nil {

@@ -146,6 +146,9 @@ type Options struct {
 	Confined int
 	// Checks probes the host. Default: no checks.
 	Checks func(ctx context.Context) []api.Check
+	// CheckMount fails with [class.ErrMount] if a source of the host may not be mounted, and makes its
+	// missing directories if it is asked to. Default: nothing is checked before a start.
+	CheckMount func(ctx context.Context, source string, create bool) error
 	// BrokerGone reports whether the broker process has ended. Default: there is no broker.
 	BrokerGone func() bool
 	// Agents hosts agent runs. Default: none.
