@@ -353,8 +353,11 @@ type UpdateSandbox struct {
 	IdleTimeout float64 `json:"idle_timeout,omitempty"`
 	// Network replaces mode and policy of a sandbox that has a network, whose budget stays.
 	// Connections that the new policy refuses are reset. A running one without a network cannot be
-	// given one. Of a sandbox that does not run, the network is all that can be changed.
+	// given one. Of a sandbox that does not run, network and restart are all that can be changed.
 	Network *Network `json:"network,omitempty"`
+	// Restart replaces the restart policy, as in [Settings]. It holds from the next end on, and for a
+	// restart that is due.
+	Restart *string `json:"restart,omitempty"`
 }
 
 // LimitsUpdate changes [Limits]. An absent field stays; a zero value restores the profile's

@@ -247,6 +247,9 @@ func (s containerSizes) of(sb *api.Sandbox) (own, all int64) {
 func (f *Face) inspect(ctx context.Context, sb *api.Sandbox) (*inspect, error) {
 	req := requestOf(sb)
 	cfg := *req.Config
+	if sb.Restart != "" { // it may have been updated
+		req.HostConfig.RestartPolicy = policyOf(sb.Restart)
+	}
 	if len(cfg.Env) == 0 {
 		cfg.Env = sb.Env
 	}
@@ -881,14 +884,17 @@ func (c *call) postUpdate() error {
 	if err := checkHost(&container.HostConfig{Resources: req.Resources}); err != nil {
 		return err
 	}
+	var policy *string
 	if p := req.RestartPolicy; p.Name != "" {
-		policy, err := restartOf(p)
+		text, err := restartOf(p)
 		if err != nil {
 			return err
 		}
-		if policy != sb.Restart && (policy != "" || sb.Restart != "no") {
-			return badf("RestartPolicy: it is chosen when the container is created")
+		if sb.AutoRemove {
+			return statusf(http.StatusConflict, "cannot update container %s: Restart policy cannot be updated because AutoRemove is enabled for the container", containerID(sb.ID))
 		}
+		text = cmp.Or(text, "no")
+		policy = &text
 	}
 	var limits api.Limits
 	if err := limitsOf(&limits, &req.Resources, nil); err != nil {
@@ -911,8 +917,8 @@ func (c *call) postUpdate() error {
 	if limits.CPUSet != "" {
 		up.CPUSet = &limits.CPUSet
 	}
-	if up != (api.LimitsUpdate{}) {
-		if _, err := c.f.api.UpdateSandbox(c.ctx(), sb.ID, api.UpdateSandbox{Limits: up}); err != nil {
+	if up != (api.LimitsUpdate{}) || policy != nil {
+		if _, err := c.f.api.UpdateSandbox(c.ctx(), sb.ID, api.UpdateSandbox{Limits: up, Restart: policy}); err != nil {
 			return err
 		}
 	}

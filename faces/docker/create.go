@@ -487,6 +487,13 @@ func restartOf(p container.RestartPolicy) (string, error) {
 	return "", badf("invalid restart policy: unknown policy '%s'; use one of 'no', 'always', 'on-failure', or 'unless-stopped'", clip(string(p.Name)))
 }
 
+// policyOf returns a restart policy of ours in Docker's form.
+func policyOf(text string) container.RestartPolicy {
+	name, number, _ := strings.Cut(text, ":")
+	n, _ := strconv.Atoi(number) // empty: no ceiling
+	return container.RestartPolicy{Name: container.RestartPolicyMode(name), MaximumRetryCount: n}
+}
+
 // limitsOf translates limits. One that the host cannot enforce is the daemon's to refuse.
 func limitsOf(l *api.Limits, r *container.Resources, storage map[string]string) error {
 	l.Memory, l.CPUSet = r.Memory, r.CpusetCpus

@@ -281,6 +281,11 @@ func validateUpdate(req *api.UpdateSandbox) error {
 	if err := validateLabels(labels); err != nil {
 		return err
 	}
+	if req.Restart != nil {
+		if _, err := parseRestart(*req.Restart); err != nil {
+			return err
+		}
+	}
 	_, err := seconds("idle_timeout", req.IdleTimeout)
 	return err
 }
