@@ -461,6 +461,12 @@ var Operations = []Operation{
 		Body:   jsonBody(api.PushImage{Reference: "localhost:5000/mine:2"}), Answers: []Answer{lines(api.PullEvent{Status: "done", Image: &stored})},
 	},
 	{
+		ID: "checkRegistry", Method: "POST", Path: "/v1/registries/check", Tag: "Images", Summary: "Ask a registry whether it takes credentials",
+		Detail:  "Nothing is kept. Without `auth` the credentials are those of a pull. A registry that cannot be asked is a `registry_error`.",
+		Body:    jsonBody(api.CheckRegistry{Registry: "localhost:5000", Auth: &api.RegistryAuth{Username: "me", Password: "secret"}}),
+		Answers: []Answer{ok(api.RegistryChecked{Accepted: true})},
+	},
+	{
 		ID: "deleteImage", Method: "DELETE", Path: "/v1/images", Tag: "Images", Summary: "Remove a name, and with the last one the image",
 		Detail: "An image that a sandbox uses is a `conflict`; `force=true` takes its name all the same.",
 		Query: []Parameter{

@@ -66,6 +66,7 @@ const (
 type Images interface {
 	Pull(ctx context.Context, reference string, opts image.PullOptions) (*image.Image, error)
 	Push(ctx context.Context, reference string, opts image.PushOptions) (*image.Image, error)
+	CheckRegistry(ctx context.Context, address string, insecure bool, auth *api.RegistryAuth) (refusal string, err error)
 	Commit(ctx context.Context, opts image.CommitOptions) (*image.Image, layer.Result, error)
 	Import(ctx context.Context, r io.Reader, opts image.ImportOptions) ([]*image.Image, error)
 	Export(ctx context.Context, reference, format string, w io.Writer) error

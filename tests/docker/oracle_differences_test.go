@@ -2,28 +2,29 @@ package docker
 
 // Reasons that several rows share. dockerd is version 20.10; the face is of a later one.
 const (
-	whyLater    = "later versions of Docker answer so"
-	whyFault    = "a request that makes no sense is the client's fault, and the message says what it should be"
-	whyCase     = "later versions of Docker begin messages with a small letter"
-	whyJSON     = "later versions of Docker say that the JSON is bad, with status 400"
-	whyPower    = "refused by name: see the table of HostConfig's fields"
-	whyFields   = "fields that were dropped from later versions of Docker's API"
-	whyStore    = "IDs of images are digests of manifests, as with containerd's store"
-	whyInside   = "where files are on the host is the daemon's to know"
-	whyProfile  = "the profile restricts programs, and masks more paths than Docker"
-	whyNoDriver = "volumes have no drivers"
-	whyRegistry = "registries are asked by pull and push alone"
-	whyArchive  = "the archive is unpacked inside the container, in our words"
-	whyEarly    = "Docker finds it at the start of the container, or never"
-	whyBuilder  = "steps make no images and containers of their own, as with BuildKit"
-	whyNames    = "more names are possible, and longer ones are not"
+	whyLater     = "later versions of Docker answer so"
+	whyFault     = "a request that makes no sense is the client's fault, and the message says what it should be"
+	whyCase      = "later versions of Docker begin messages with a small letter"
+	whyJSON      = "later versions of Docker say that the JSON is bad, with status 400"
+	whyPower     = "refused by name: see the table of HostConfig's fields"
+	whyFields    = "fields that were dropped from later versions of Docker's API"
+	whyStore     = "IDs of images are digests of manifests, as with containerd's store"
+	whyInside    = "where files are on the host is the daemon's to know"
+	whyProfile   = "the profile restricts programs, and masks more paths than Docker"
+	whyNoDriver  = "volumes have no drivers"
+	whyRegistry  = "registries are asked by pull and push alone"
+	whyArchive   = "the archive is unpacked inside the container, in our words"
+	whyEarly     = "Docker finds it at the start of the container, or never"
+	whyBuilder   = "steps make no images and containers of their own, as with BuildKit"
+	whyAddresses = "the daemon chooses addresses, in one range for all networks"
+	whyNames     = "more names are possible, and longer ones are not"
 )
 
 // differences is the table of expected differences.
 var differences = []difference{
 	// Versions and headers.
-	{"* header.Api-Version", `"1.41"`, `"1.51"`, 396, "the versions of the daemons"},
-	{"* header.Server", `"Docker/20.10.24+dfsg1 (linux)"`, `"Docker/28.5.2 (linux)"`, 396, "the versions of the daemons"},
+	{"* header.Api-Version", `"1.41"`, `"1.51"`, 467, "the versions of the daemons"},
+	{"* header.Server", `"Docker/20.10.24+dfsg1 (linux)"`, `"Docker/28.5.2 (linux)"`, 467, "the versions of the daemons"},
 	{"* header.Api-Version", "absent", `"1.51"`, 14, "every answer has these headers"},
 	{"* header.Server", "absent", `"Docker/28.5.2 (linux)"`, 14, "every answer has these headers"},
 	{"* header.Docker-Experimental", "absent", `"false"`, 16, "every answer has these headers"},
@@ -44,23 +45,23 @@ var differences = []difference{
 	{"GET /system/df body.Images[*].Labels.*", "*", "absent", 5, "sums of sizes do not read every image"},
 
 	// Requests that make no sense.
-	{"* status", "500", "400", 35, whyFault},
-	{"* body.message", `"unexpected EOF"`, `"invalid JSON: unexpected EOF"`, 4, whyJSON},
+	{"* status", "500", "400", 39, whyFault},
+	{"* body.message", `"unexpected EOF"`, `"invalid JSON: unexpected EOF"`, 6, whyJSON},
 	{"* body.message", `"EOF"`, `"invalid JSON: got EOF while reading request body"`, 2, whyJSON},
 	{"* body.message", `"got EOF while reading request body"`, `"invalid JSON: got EOF while reading request body"`, 1, whyJSON},
 	{"* body.message", `"json: cannot unmarshal *`, `"invalid JSON: json: cannot unmarshal *`, 3, whyJSON},
-	{"* body.message", `"Invalid filter *`, `"invalid filter *`, 7, whyCase},
+	{"* body.message", `"Invalid filter *`, `"invalid filter *`, 9, whyCase},
 	{"docker * stderr", "*: Invalid filter 'nosuch'\\n\"", "*: invalid filter 'nosuch'\\n\"", 2, whyCase},
-	{"* body.message", `"invalid character 'x' looking for beginning of value"`, `"invalid filter: invalid character 'x' looking for beginning of value"`, 2, whyFault},
+	{"* body.message", `"invalid character 'x' looking for beginning of value"`, `"invalid filter: invalid character 'x' looking for beginning of value"`, 3, whyFault},
 	{"GET /containers/json?filters=%7B body.message", `"unexpected end of JSON input"`, `"invalid filter: unexpected end of JSON input"`, 1, whyFault},
-	{"* body.message", `"strconv.*`, `"invalid *`, 8, whyFault},
+	{"* body.message", `"strconv.*`, `"invalid *`, 9, whyFault},
 	{"GET /containers/json?filters=%7B%22health* body.message", `"Unrecognised filter value for health: nosuch"`, `"invalid filter 'health=nosuch'"`, 1, whyFault},
 	{"GET /containers/json?filters=%7B%22before* status", "500", "404", 1, whyFault},
 	{"GET /containers/json?filters=%7B%22before* body.message", `"no such container nosuch"`, `"No such container: nosuch"`, 1, whyCase},
 	{"POST /containers/web/wait?condition=nosuch status", "200", "400", 1, whyLater},
 	{"POST /containers/web/wait?condition=nosuch body.message", "absent", `"invalid condition: \"nosuch\""`, 1, whyLater},
 	{"POST /containers/web/wait?condition=nosuch body.StatusCode", "0", "absent", 1, whyLater},
-	{"* body.Error", "null", "absent", 5, whyLater},
+	{"* body.Error", "null", "absent", 6, whyLater},
 	{"* /containers/web/archive body.message", `"bad parameter: pathcannot be empty"`, `"bad parameter: path cannot be empty"`, 2, "a blank"},
 	{"POST /containers/web/exec body.message", `"Invalid escape keys (nosuch) provided"`, `"invalid detach keys (nosuch)"`, 1, whyCase},
 
@@ -179,6 +180,28 @@ var differences = []difference{
 	{"GET /containers/web/archive?path=/root/a.txt/ body.message", `"lstat *: not a directory"`, `"lstat /root/a.txt/: not a directory"`, 1, whyInside},
 	{"PUT /containers/web/archive?path=/root* body.message", `"Error processing tar file*`, `"archive for \"/root\": *`, 2, whyArchive},
 	{"PUT /containers/web/archive?path=/root&noOverwriteDirNonDir=1 body.message", `*cannot overwrite directory \"/root/dir\" *`, `"\"/root\": is a directory"`, 1, whyArchive},
+
+	// Networks.
+	{"GET /networks body", "*", "*", 1, "the host's network is none of a container's"},
+	{"GET /networks* body*EnableIPv4", "absent", "true", 9, whyLater},
+	{"GET /networks* body*IPAM.Config", "*", "[]", 7, whyAddresses},
+	{"GET /networks* body*Internal", "false", "true", 7, "--docker-network is none here: no container reaches the outside"},
+	{"GET /networks* body*Options.*", "*", "absent", 10, "options that change nothing are not kept"},
+	{"GET /networks/* body.Containers.<id>.MacAddress", "*", `""`, 1, whyAddresses},
+	{"GET /networks/* body.Containers.<id>.IPv4Address", "*", "*/15\"", 1, whyAddresses},
+	{"GET /networks* body*Attachable", "true", "false", 2, "that is for swarms"},
+	{"POST /networks/create body.message", `"operation is not permitted on predefined bridge network "`, `"operation is not permitted on predefined bridge network"`, 1, "a blank"},
+	{"POST /networks/create body.message", `"invalid name: "`, "*", 1, whyNames},
+	{"POST /networks/create body.message", "*", `"network x: Driver *`, 2, whyNoDriver},
+	{"POST /networks/create status", "404", "403", 1, whyNoDriver},
+	{"POST /networks/inner/disconnect status", "500", "403", 1, whyFault},
+
+	{"GET /networks?filters=%7B%22dangling* body", "*", "[]", 1, "a stopped container is in its networks"},
+	{"DELETE /networks/net1 body.message", "*has active endpoints\"", "*has active endpoints (name:*", 1, whyLater},
+
+	// Events.
+	{"GET /events?*exec_start* body[0].*", `"exec_start: echo hi"`, `"exec_start: echo"`, 2, "arguments may be secrets"},
+	{"GET /events?*volume* body", "*", "*", 1, "Docker tells of a volume again that is there already"},
 
 	// Volumes.
 	{"POST /volumes/create status", "400", "403", 1, whyNoDriver},

@@ -226,6 +226,9 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 		{"build with options that are none", "POST", "/v1/builds?options=x", []byte(""), api.CodeInvalid, "options"},
 		{"build with an unknown parameter", "POST", "/v1/builds?t=x", []byte(""), api.CodeInvalid, "unknown parameter"},
 		{"build with limits out of range", "POST", "/v1/builds?options=%7B%22limits%22%3A%7B%22pids%22%3A-1%7D%7D", []byte(""), api.CodeInvalid, "pids"},
+		{"check of no registry", "POST", "/v1/registries/check", api.CheckRegistry{}, api.CodeInvalid, "registry"},
+		{"check of what is no registry", "POST", "/v1/registries/check", api.CheckRegistry{Registry: "a/b"}, api.CodeInvalid, "a/b"},
+		{"check of a registry that is away", "POST", "/v1/registries/check", api.CheckRegistry{Registry: "127.0.0.1:1"}, api.CodeRegistry, "127.0.0.1:1"},
 		{"pull of nothing", "POST", "/v1/images/pull", api.PullImage{}, api.CodeInvalid, "reference"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
