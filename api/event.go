@@ -69,6 +69,7 @@ type Event struct {
 	Reason   string            `json:"reason,omitempty"`   // of a stop or failure
 	Code     *int              `json:"code,omitempty"`     // exit code of an exec, or of a stopped sandbox's main process; absent if unknown
 	Program  string            `json:"program,omitempty"`  // argv[0] of an exec
+	Main     bool              `json:"main,omitempty"`     // the exec is a sandbox's main process
 	From     string            `json:"from,omitempty"`     // name before a renaming; source of a tag
 	Forks    []string          `json:"forks,omitempty"`    // IDs
 	Port     *PortMapping      `json:"port,omitempty"`

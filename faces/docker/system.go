@@ -196,6 +196,9 @@ func (c *call) getEvents() error {
 		case api.EventSandbox:
 			seen[e.Object] = e
 		case api.EventExec:
+			if e.Main {
+				return nil
+			}
 			of, ok := seen[e.Sandbox]
 			if !ok {
 				if sb, err := c.f.api.GetSandbox(c.ctx(), e.Sandbox); err == nil { // else it is gone
