@@ -69,10 +69,12 @@ type Event struct {
 	Reason   string            `json:"reason,omitempty"`   // of a stop or failure
 	Code     *int              `json:"code,omitempty"`     // exit code of an exec, or of a stopped sandbox's main process; absent if unknown
 	Program  string            `json:"program,omitempty"`  // argv[0] of an exec
+	Main     bool              `json:"main,omitempty"`     // the exec is a sandbox's main process
 	From     string            `json:"from,omitempty"`     // name before a renaming; source of a tag
 	Forks    []string          `json:"forks,omitempty"`    // IDs
 	Port     *PortMapping      `json:"port,omitempty"`
-	Labels   map[string]string `json:"labels,omitempty"` // of a sandbox, snapshot, volume or network
+	Networks []string          `json:"networks,omitempty"` // named ones of a sandbox that runs now, or has stopped
+	Labels   map[string]string `json:"labels,omitempty"`   // of a sandbox, snapshot, volume or network
 	// Lost is the number of events before this one that are not kept, or that a slow client missed; 1
 	// if the number is unknown. A line with Lost has nothing else.
 	Lost uint64 `json:"lost,omitempty"`

@@ -27,7 +27,7 @@ const UpgradeTCP = "tcp"
 // ExecRequest is the body of POST /v1/sandboxes/{id}/exec.
 type ExecRequest struct {
 	Argv  []string `json:"argv"`            // program and arguments, without a shell; a name without "/" is looked up in PATH of env
-	Env   []string `json:"env,omitempty"`   // added to the sandbox's; the last value of a name wins
+	Env   []string `json:"env,omitempty"`   // added to the sandbox's; the last value of a name wins, and "KEY" takes it away
 	Cwd   string   `json:"cwd,omitempty"`   // absolute; default: the sandbox's. It must exist unless cwd_create is set
 	User  string   `json:"user,omitempty"`  // as in [CreateSandbox]
 	Stdin []byte   `json:"stdin,omitempty"` // whole input of the program; base64 in JSON
@@ -55,6 +55,8 @@ type ExecRequest struct {
 	// the stdin route. With a terminal it is always open. Of a program with pipes it asks for the
 	// stdin's end; Stdin is then empty.
 	StdinOpen bool `json:"stdin_open,omitempty"`
+	// Annotations are notes of the client for itself, shown with the exec: at most 64 keys and 4 KiB.
+	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
 // ExecState is the phase of an exec's life.
@@ -89,6 +91,8 @@ type Exec struct {
 	Usage     *Usage    `json:"usage,omitempty"`
 	Error     *Problem  `json:"error,omitempty"` // of a lost exec
 
+	Annotations map[string]string `json:"annotations,omitempty"` // as in [ExecRequest]
+
 	StdoutBytes int64 `json:"stdout_bytes"` // written so far; 0 if a client reads the program's pipes itself
 	StderrBytes int64 `json:"stderr_bytes"`
 	Dropped     int64 `json:"dropped,omitempty"` // of a detached exec: bytes at the beginning of its output that are no longer kept
@@ -105,6 +109,8 @@ type ExecSignal struct {
 	// All signals every process of the exec that one scan finds, not only the program's process
 	// group.
 	All bool `json:"all,omitempty"`
+	// Main signals the program alone, without the rest of its process group.
+	Main bool `json:"main,omitempty"`
 }
 
 // Process is one process of a sandbox, its init excluded.

@@ -23,6 +23,19 @@ type RegistryAuth struct {
 	IdentityToken string `json:"identity_token,omitempty"` // exchanged for tokens at the registry's token server
 }
 
+// CheckRegistry is the body of POST /v1/registries/check.
+type CheckRegistry struct {
+	Registry string        `json:"registry"`           // address, such as "docker.io" or "registry.example:5000"
+	Insecure bool          `json:"insecure,omitempty"` // as in [PullImage]
+	Auth     *RegistryAuth `json:"auth,omitempty"`     // as in [PullImage]
+}
+
+// RegistryChecked is the answer to POST /v1/registries/check.
+type RegistryChecked struct {
+	Accepted bool   `json:"accepted"`
+	Refusal  string `json:"refusal,omitempty"` // status with which the registry refuses the credentials
+}
+
 // PushImage is the body of POST /v1/images/push. The answer is one [PullEvent] per line.
 type PushImage struct {
 	Reference string `json:"reference"`          // of a stored image, and its destination

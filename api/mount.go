@@ -24,6 +24,8 @@ type Mount struct {
 	Target string `json:"target"`
 	// ReadOnly keeps every program of the sandbox from writing there.
 	ReadOnly bool `json:"read_only,omitempty"`
+	// Create makes missing directories of a bind's source when the sandbox is created, mode 0755.
+	Create bool `json:"create,omitempty"`
 	// NoCopy leaves an empty volume empty. It is for volumes.
 	NoCopy bool `json:"no_copy,omitempty"`
 	// Anonymous is set in answers: the volume is removed with the last sandbox that has it.

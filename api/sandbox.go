@@ -149,7 +149,7 @@ type CreateSandbox struct {
 	// directory, user, profile and network default to those of the snapshot's sandbox.
 	Snapshot string            `json:"snapshot,omitempty"`
 	Name     string            `json:"name,omitempty"`    // unique per tenant; letters, digits, "_.-", at most 63; default: generated
-	Env      []string          `json:"env,omitempty"`     // "KEY=value", added to the image's own for every exec
+	Env      []string          `json:"env,omitempty"`     // "KEY=value", added to the image's own for every exec; "KEY" takes it away
 	Cwd      string            `json:"cwd,omitempty"`     // absolute, made if it is missing; default: the image's working directory, else "/"
 	User     string            `json:"user,omitempty"`    // "name", "uid" or "uid:gid"; default: the image's user, else root of the sandbox
 	Labels   map[string]string `json:"labels,omitempty"`  // at most 64 keys
@@ -365,8 +365,11 @@ type UpdateSandbox struct {
 	IdleTimeout float64 `json:"idle_timeout,omitempty"`
 	// Network replaces mode and policy of a sandbox that has a network, whose budget stays.
 	// Connections that the new policy refuses are reset. A running one without a network cannot be
-	// given one. Of a sandbox that does not run, the network is all that can be changed.
+	// given one. Of a sandbox that does not run, network and restart are all that can be changed.
 	Network *Network `json:"network,omitempty"`
+	// Restart replaces the restart policy, as in [Settings]. It holds from the next end on, and for a
+	// restart that is due.
+	Restart *string `json:"restart,omitempty"`
 }
 
 // LimitsUpdate changes [Limits]. An absent field stays; a zero value restores the profile's

@@ -10,6 +10,11 @@ type StopSandbox struct {
 	// Grace is the time in seconds after which remaining processes are killed; 0 kills at once.
 	// Default: [DefaultGrace].
 	Grace *float64 `json:"grace,omitempty"`
+	// Signal is sent instead of the sandbox's stop_signal.
+	Signal string `json:"signal,omitempty"`
+	// Main asks and awaits the main process alone. Other processes are killed when it has ended.
+	// Without a main process, all processes are asked.
+	Main bool `json:"main,omitempty"`
 }
 
 // StartSandbox is the optional body of POST /v1/sandboxes/{id}/start. A sandbox that is "stopped"

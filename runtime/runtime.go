@@ -131,6 +131,17 @@ type Change struct {
 	Hostname string `json:"hostname,omitempty"`
 }
 
+// Ask is the way in which [Engine.Stop] asks a sandbox to end.
+type Ask struct {
+	// Grace is the time after which what is left is killed.
+	Grace time.Duration
+	// Signal is the number of the signal; zero means [Spec.StopSignal].
+	Signal int
+	// Main is the pid, in the sandbox, of the one process that is asked and waited for; zero means
+	// all of them.
+	Main int
+}
+
 // An Engine starts and ends sandboxes. Its methods may be called from several goroutines.
 type Engine interface {
 	// Create starts a sandbox whose init serves the guest protocol on control, a listening
@@ -157,7 +168,7 @@ type Engine interface {
 	// SIGHUP if it ignores that; at a terminal again and again, because one may be missed there.
 	// Processes left when the grace or ctx ends are killed. Init reports how the others have ended
 	// before it is killed too. Stop returns when all have ended.
-	Stop(ctx context.Context, id string, grace time.Duration) error
+	Stop(ctx context.Context, id string, ask Ask) error
 	// Pause freezes every process of the sandbox, its init too, and returns when they stand still;
 	// they can be killed. A paused sandbox stays paused. On error they go on.
 	Pause(ctx context.Context, id string) error

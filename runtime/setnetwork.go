@@ -11,6 +11,15 @@ import (
 // the caller changes what runs. When SetNetwork returns, the record, and the network before, which
 // it returns too, are those that the edit saw, and the new one is on disk.
 func (s *Supervisor) SetNetwork(ref string, edit func(rec *Record) (api.Network, error)) (rec Record, was api.Network, err error) {
+	return s.Amend(ref, func(rec *Record) (err error) {
+		rec.Network, err = edit(rec)
+		return err
+	})
+}
+
+// Amend changes the network and the restart policy on the record of a sandbox of any state, like
+// [Supervisor.SetNetwork].
+func (s *Supervisor) Amend(ref string, edit func(rec *Record) error) (rec Record, was api.Network, err error) {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
@@ -40,7 +49,7 @@ func (s *Supervisor) SetNetwork(ref string, edit func(rec *Record) (api.Network,
 		return Record{}, was, err
 	}
 	was = rec.Network
-	if rec.Network, err = edit(&rec); err != nil {
+	if err = edit(&rec); err != nil {
 		return Record{}, was, err
 	}
 	err = s.records.put(&rec)
@@ -50,9 +59,9 @@ func (s *Supervisor) SetNetwork(ref string, edit func(rec *Record) (api.Network,
 		err = sb.errState() // its record is about to be removed
 	}
 	if err != nil {
-		return Record{}, was, fmt.Errorf("change the network of sandbox %s: %w", rec.Name, err)
+		return Record{}, was, fmt.Errorf("change the record of sandbox %s: %w", rec.Name, err)
 	}
-	sb.rec.Network = rec.Network
+	sb.rec.Network, sb.rec.Restart = rec.Network, rec.Restart
 	s.tell(sb, api.Event{Action: api.ActionUpdated})
 	return sb.rec.clone(), was, nil
 }

@@ -210,6 +210,11 @@ const (
 // started again meanwhile, Stop returns its record. When it returns, the end is on disk. It goes on
 // although ctx ends; when the supervisor is closed the grace is over.
 func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) (Record, error) {
+	return s.StopBy(ctx, ref, Ask{Grace: grace})
+}
+
+// StopBy is [Supervisor.Stop] with more to say about how the processes are asked.
+func (s *Supervisor) StopBy(ctx context.Context, ref string, ask Ask) (Record, error) {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
@@ -234,7 +239,7 @@ func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) 
 		return rec, nil
 	}
 	if sb.phase == phaseEnding { // by another stop, perhaps with a longer grace
-		grace = 0
+		ask.Grace = 0
 	}
 	s.beginEnd(sb, ReasonStopped)
 	l.wake(s.wakeAt(sb.rec.Deadline)) // it cannot idle any more
@@ -243,9 +248,9 @@ func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) 
 	s.mu.Unlock()
 	defer s.ops.Done()
 
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace+undoTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ask.Grace+undoTimeout)
 	defer cancel()
-	if grace > 0 {
+	if ask.Grace > 0 {
 		asking, stop := context.WithCancel(ctx)
 		over := make(chan struct{})
 		go func() {
@@ -256,11 +261,11 @@ func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) 
 			case <-asking.Done():
 			}
 		}()
-		err = s.engine.Stop(asking, id, grace)
+		err = s.engine.Stop(asking, id, ask)
 		stop()
 		<-over
 	}
-	if grace == 0 || err != nil { // not asked, or its answer was not waited for
+	if ask.Grace == 0 || err != nil { // not asked, or its answer was not waited for
 		err = s.engine.Kill(ctx, id)
 	}
 	l.kills.Done()

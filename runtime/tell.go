@@ -11,6 +11,9 @@ func (s *Supervisor) tell(sb *sandbox, e api.Event) {
 	}
 	rec := &sb.rec
 	e.Type, e.Object, e.Name, e.Image, e.State, e.Labels = api.EventSandbox, rec.ID, rec.Name, rec.Image, rec.State, rec.Labels
+	if e.Action == api.ActionStarted || e.Action == api.ActionStopped || e.Action == api.ActionCreated && rec.State == api.StateRunning {
+		e.Networks = rec.Network.Join
+	}
 	switch e.Action { //nolint:exhaustive // the others have nothing of their own
 	case api.ActionDeleted:
 		e.State = ""

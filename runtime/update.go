@@ -50,8 +50,8 @@ func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Reco
 	if err != nil {
 		return Record{}, err
 	}
-	next := was // with nothing but these five
-	next.Network = edited.Network
+	next := was // with nothing but these six
+	next.Network, next.Restart = edited.Network, edited.Restart
 	next.Explicit = explicit.WithDefaults(was.Explicit)
 	next.Limits, next.Labels, next.Deadline, next.IdleTimeout = edited.Limits, edited.Labels, edited.Deadline, edited.IdleTimeout
 	release, err := s.ask(sb, &was, &next)
@@ -122,7 +122,7 @@ func (s *Supervisor) show(sb *sandbox, rec *Record) Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sb.rec.Limits, sb.rec.Labels, sb.rec.Enforced = rec.Limits, rec.Labels, rec.Enforced
-	sb.rec.Explicit, sb.rec.Network = rec.Explicit, rec.Network
+	sb.rec.Explicit, sb.rec.Network, sb.rec.Restart = rec.Explicit, rec.Network, rec.Restart
 	sb.rec.Deadline, sb.rec.IdleTimeout = rec.Deadline, rec.IdleTimeout
 	s.tell(sb, api.Event{Action: api.ActionUpdated})
 	s.arm(sb)

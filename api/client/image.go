@@ -29,6 +29,11 @@ func (c *Client) Push(ctx context.Context, req api.PushImage, progress func(api.
 	return c.pullEvents(ctx, "push", request{json: req}, progress)
 }
 
+// CheckRegistry asks a registry whether it takes credentials.
+func (c *Client) CheckRegistry(ctx context.Context, req api.CheckRegistry) (*api.RegistryChecked, error) {
+	return fetch[api.RegistryChecked](ctx, c, request{method: http.MethodPost, path: []string{"v1", "registries", "check"}, json: req})
+}
+
 // pullEvents reads events up to the final one, and returns its image.
 func (c *Client) pullEvents(ctx context.Context, verb string, r request, progress func(api.PullEvent)) (*api.Image, error) {
 	last, err := c.events(ctx, verb, r, progress)

@@ -133,7 +133,8 @@ var Operations = []Operation{
 	},
 	{
 		ID: "stopSandbox", Method: "POST", Path: "/v1/sandboxes/{id}/stop", Tag: "Sandboxes", Summary: "End what runs in a sandbox and keep its files",
-		Detail: "Sends SIGTERM to every process, and SIGHUP to those that ignore SIGTERM. Processes that are left after `grace` seconds are killed. " +
+		Detail: "Sends SIGTERM, or `signal`, to every process, and SIGHUP to those that ignore it. Processes that are left after `grace` seconds are killed. " +
+			"With `main` the main process alone is asked, and the rest is killed when it has ended. " +
 			"`grace` is at most 600; 0 kills at once. The stop continues if the client leaves.",
 		Body: optionalBody(api.StopSandbox{Grace: new(1.0)}), Answers: []Answer{ok(inState(api.StateStopped, "stopped"))},
 	},
@@ -515,6 +516,12 @@ var Operations = []Operation{
 		ID: "push", Method: "POST", Path: "/v1/images/push", Tag: "Images", Summary: "Push a stored image to the registry of its name",
 		Detail: "Answers as a pull does; `status` is `uploading`, `exists` or `done`. Blobs go first, then the manifest.",
 		Body:   jsonBody(api.PushImage{Reference: "localhost:5000/mine:2"}), Answers: []Answer{lines(api.PullEvent{Status: "done", Image: &stored})},
+	},
+	{
+		ID: "checkRegistry", Method: "POST", Path: "/v1/registries/check", Tag: "Images", Summary: "Ask a registry whether it takes credentials",
+		Detail:  "Nothing is kept. Without `auth` the credentials are those of a pull. A registry that cannot be asked is a `registry_error`.",
+		Body:    jsonBody(api.CheckRegistry{Registry: "localhost:5000", Auth: &api.RegistryAuth{Username: "me", Password: "secret"}}),
+		Answers: []Answer{ok(api.RegistryChecked{Accepted: true})},
 	},
 	{
 		ID: "deleteImage", Method: "DELETE", Path: "/v1/images", Tag: "Images", Summary: "Remove a name, and with the last one the image",

@@ -247,6 +247,9 @@ func (s containerSizes) of(sb *api.Sandbox) (own, all int64) {
 func (f *Face) inspect(ctx context.Context, sb *api.Sandbox) (*inspect, error) {
 	req := requestOf(sb)
 	cfg := *req.Config
+	if sb.Restart != "" { // it may have been updated
+		req.HostConfig.RestartPolicy = policyOf(sb.Restart)
+	}
 	if len(cfg.Env) == 0 {
 		cfg.Env = sb.Env
 	}
@@ -722,17 +725,14 @@ func (c *call) postStop() error {
 }
 
 func (f *Face) stop(ctx context.Context, sb *api.Sandbox, grace float64, signal string) error {
-	if sb.State == api.StatePaused {
-		if _, err := f.api.ResumeSandbox(ctx, sb.ID); err != nil {
-			return err
-		}
-	}
+	req := api.StopSandbox{Grace: &grace, Main: true}
 	if signal != "" {
-		if err := f.signal(ctx, sb, signal); err != nil {
-			return err
+		var ok bool
+		if req.Signal, ok = signalName(signal); !ok {
+			return badf("Invalid signal: %s", clip(signal))
 		}
 	}
-	_, err := f.api.StopSandbox(ctx, sb.ID, api.StopSandbox{Grace: &grace})
+	_, err := f.api.StopSandbox(ctx, sb.ID, req)
 	if sb.AutoRemove && errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
 		return nil // removed at its end
 	}
@@ -763,15 +763,6 @@ func (c *call) postRestart() error {
 	return c.none(http.StatusNoContent)
 }
 
-// signal sends a signal, by name or number, to the main process.
-func (f *Face) signal(ctx context.Context, sb *api.Sandbox, signal string) error {
-	name, ok := signalName(signal)
-	if !ok {
-		return badf("Invalid signal: %s", clip(signal))
-	}
-	return f.api.SignalExec(ctx, sb.ID, api.MainExec, api.ExecSignal{Signal: name})
-}
-
 func (c *call) postKill() error {
 	sb, err := c.container()
 	if statusOf(err) == http.StatusNotFound {
@@ -793,7 +784,7 @@ func (c *call) postKill() error {
 			return err
 		}
 	default:
-		if err := c.f.signal(c.ctx(), sb, signal); err != nil {
+		if err := c.f.api.SignalExec(c.ctx(), sb.ID, api.MainExec, api.ExecSignal{Signal: name, Main: true}); err != nil {
 			return err
 		}
 	}
@@ -893,14 +884,17 @@ func (c *call) postUpdate() error {
 	if err := checkHost(&container.HostConfig{Resources: req.Resources}); err != nil {
 		return err
 	}
+	var policy *string
 	if p := req.RestartPolicy; p.Name != "" {
-		policy, err := restartOf(p)
+		text, err := restartOf(p)
 		if err != nil {
 			return err
 		}
-		if policy != sb.Restart && (policy != "" || sb.Restart != "no") {
-			return badf("RestartPolicy: it is chosen when the container is created")
+		if sb.AutoRemove {
+			return statusf(http.StatusConflict, "cannot update container %s: Restart policy cannot be updated because AutoRemove is enabled for the container", containerID(sb.ID))
 		}
+		text = cmp.Or(text, "no")
+		policy = &text
 	}
 	var limits api.Limits
 	if err := limitsOf(&limits, &req.Resources, nil); err != nil {
@@ -923,8 +917,8 @@ func (c *call) postUpdate() error {
 	if limits.CPUSet != "" {
 		up.CPUSet = &limits.CPUSet
 	}
-	if up != (api.LimitsUpdate{}) {
-		if _, err := c.f.api.UpdateSandbox(c.ctx(), sb.ID, api.UpdateSandbox{Limits: up}); err != nil {
+	if up != (api.LimitsUpdate{}) || policy != nil {
+		if _, err := c.f.api.UpdateSandbox(c.ctx(), sb.ID, api.UpdateSandbox{Limits: up, Restart: policy}); err != nil {
 			return err
 		}
 	}

@@ -178,8 +178,15 @@ func (c *call) postCreate() error {
 	if errors.Is(err, &api.Problem{Code: api.CodeNotFound}) && sb.Network.Mode != api.NetworkSandbox {
 		return noImage(req.Image)
 	}
-	if p, ok := errors.AsType[*api.Problem](err); ok && strings.Contains(p.Detail, "says no command") {
-		return badf("no command specified")
+	if p, ok := errors.AsType[*api.Problem](err); ok {
+		if strings.Contains(p.Detail, "says no command") {
+			return badf("no command specified")
+		}
+		for i := range sb.Mounts {
+			if at := sb.Mounts[i].Source; strings.HasSuffix(p.Detail, "mount "+at+": no such file or directory") {
+				return badf("invalid mount config for type \"bind\": bind source path does not exist: %s", clip(at))
+			}
+		}
 	}
 	if err != nil {
 		return err
@@ -225,7 +232,7 @@ func (f *Face) translate(ctx context.Context, req *container.CreateRequest) (sb 
 		return sb, nil, err
 	}
 	sb = api.CreateSandbox{
-		Image: image, Env: assigned(cfg.Env), Cwd: cfg.WorkingDir, User: cfg.User, ImageCommand: true, Entrypoint: cfg.Entrypoint, Command: cfg.Cmd,
+		Image: image, Env: cfg.Env, Cwd: cfg.WorkingDir, User: cfg.User, ImageCommand: true, Entrypoint: cfg.Entrypoint, Command: cfg.Cmd,
 		TTY: cfg.Tty, StdinOpen: cfg.OpenStdin, Timeout: api.Never, Stopped: true, Labels: labelsOf(cfg.Labels),
 	}
 	sb.Settings = api.Settings{
@@ -300,12 +307,6 @@ func (f *Face) translate(ctx context.Context, req *container.CreateRequest) (sb 
 	}
 	sb.Annotations = map[string]string{annotationRequest: string(kept)}
 	return sb, warnings, nil
-}
-
-// assigned returns the entries of an environment that have a value. One without it asks for a
-// variable of the image to be left out; it has no value then.
-func assigned(env []string) []string {
-	return slices.DeleteFunc(slices.Clone(env), func(e string) bool { return !strings.Contains(e, "=") })
 }
 
 // maxImageLabels limits the bytes of an image's labels that its containers are shown with.
@@ -486,6 +487,13 @@ func restartOf(p container.RestartPolicy) (string, error) {
 	return "", badf("invalid restart policy: unknown policy '%s'; use one of 'no', 'always', 'on-failure', or 'unless-stopped'", clip(string(p.Name)))
 }
 
+// policyOf returns a restart policy of ours in Docker's form.
+func policyOf(text string) container.RestartPolicy {
+	name, number, _ := strings.Cut(text, ":")
+	n, _ := strconv.Atoi(number) // empty: no ceiling
+	return container.RestartPolicy{Name: container.RestartPolicyMode(name), MaximumRetryCount: n}
+}
+
 // limitsOf translates limits. One that the host cannot enforce is the daemon's to refuse.
 func limitsOf(l *api.Limits, r *container.Resources, storage map[string]string) error {
 	l.Memory, l.CPUSet = r.Memory, r.CpusetCpus
@@ -554,7 +562,10 @@ func mountsOf(set *api.Settings, h *container.HostConfig) error {
 		}
 		switch m.Type {
 		case mount.TypeBind:
-			set.Mounts = append(set.Mounts, api.Mount{Type: api.MountBind, Source: path.Clean(m.Source), Target: path.Clean(m.Target), ReadOnly: m.ReadOnly})
+			set.Mounts = append(set.Mounts, api.Mount{
+				Type: api.MountBind, Source: path.Clean(m.Source), Target: path.Clean(m.Target), ReadOnly: m.ReadOnly,
+				Create: m.BindOptions != nil && m.BindOptions.CreateMountpoint,
+			})
 		case mount.TypeTmpfs:
 			t := api.Scratch{Path: path.Clean(m.Target)}
 			if o := m.TmpfsOptions; o != nil {

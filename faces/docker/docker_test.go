@@ -128,8 +128,8 @@ func TestTruth(t *testing.T) {
 // A bind's source is a directory of the host, a volume's name, or left out.
 func TestBinds(t *testing.T) {
 	for bind, want := range map[string]api.Mount{
-		"/a/./b:/x":        {Type: api.MountBind, Source: "/a/b", Target: "/x"},
-		"/a:/x/:ro,nocopy": {Type: api.MountBind, Source: "/a", Target: "/x", ReadOnly: true},
+		"/a/./b:/x":        {Type: api.MountBind, Source: "/a/b", Target: "/x", Create: true},
+		"/a:/x/:ro,nocopy": {Type: api.MountBind, Source: "/a", Target: "/x", ReadOnly: true, Create: true},
 		"v1:/x":            {Type: api.MountVolume, Source: "v1", Target: "/x"},
 		"v.1_-:/x:nocopy":  {Type: api.MountVolume, Source: "v.1_-", Target: "/x", NoCopy: true},
 		"v:/x:z,ro":        {Type: api.MountVolume, Source: "v", Target: "/x", ReadOnly: true},

@@ -52,9 +52,10 @@ type Options struct {
 
 // Face serves Docker's API.
 type Face struct {
-	opts Options
-	api  *client.Client
-	log  *slog.Logger
+	opts  Options
+	api   *client.Client
+	log   *slog.Logger
+	began time.Time
 
 	mu      sync.Mutex
 	failed  map[string]map[chan int]struct{} // by sandbox: requests that wait for an exit, told of failed starts
@@ -71,7 +72,7 @@ func New(opts Options) *Face {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Face{opts: opts, api: opts.Client, log: opts.Log, failed: make(map[string]map[chan int]struct{}), working: make(map[string]*turn)}
+	return &Face{began: time.Now(), opts: opts, api: opts.Client, log: opts.Log, failed: make(map[string]map[chan int]struct{}), working: make(map[string]*turn)}
 }
 
 // Serve serves a listener until ctx ends. See [Listen].

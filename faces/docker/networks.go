@@ -102,9 +102,13 @@ func (f *Face) networkDoc(n *api.NamedNetwork, list bool) map[string]any {
 			labels[k] = v
 		}
 	}
+	created := n.CreatedAt
+	if isPredefined(n.Name) {
+		created = f.began // as in Docker
+	}
 	return map[string]any{
-		"Name": n.Name, "Id": networkID(n.Name), "Created": timeText(n.CreatedAt), "Scope": "local", "Driver": driver, "EnableIPv4": true, "EnableIPv6": false,
-		"IPAM":     map[string]any{"Driver": "default", "Options": map[string]string{}, "Config": []any{}},
+		"Name": n.Name, "Id": networkID(n.Name), "Created": timeText(created), "Scope": "local", "Driver": driver, "EnableIPv4": true, "EnableIPv6": false,
+		"IPAM":     map[string]any{"Driver": "default", "Options": nil, "Config": []any{}},
 		"Internal": n.Internal || f.opts.Network.Mode == api.NetworkNone || f.opts.Network.Mode == "", "Attachable": false, "Ingress": false,
 		"ConfigFrom": map[string]string{"Network": ""}, "ConfigOnly": false, "Containers": containers, "Options": map[string]string{}, "Labels": labels,
 	}
@@ -114,6 +118,16 @@ func (c *call) getNetworks() error {
 	want, err := c.filters("dangling", "driver", "id", "label", "label!", "name", "scope", "type")
 	if err != nil {
 		return err
+	}
+	for _, w := range want["type"] {
+		if w != "builtin" && w != "custom" {
+			return badf("invalid filter: 'type'='%s'", clip(w))
+		}
+	}
+	for _, w := range want["dangling"] {
+		if w != "true" && w != "1" && w != "false" && w != "0" {
+			return badf("invalid value for filter 'dangling', must be \"true\" (or \"1\"), or \"false\" (or \"0\")")
+		}
 	}
 	all, err := c.f.networks(c.ctx())
 	if err != nil {
@@ -138,6 +152,9 @@ func (c *call) getNetwork() error {
 	n, err := c.f.findNetwork(c.ctx(), c.args[0])
 	if err != nil {
 		return err
+	}
+	if scope := c.q.Get("scope"); scope != "" && scope != "local" {
+		return statusf(http.StatusNotFound, "network %s not found", clip(c.args[0]))
 	}
 	return c.json(http.StatusOK, c.f.networkDoc(n, false))
 }
@@ -232,7 +249,7 @@ func (c *call) postNetworksPrune() error {
 	if err != nil {
 		return err
 	}
-	deleted := []string{}
+	var deleted []string
 	for i := range all {
 		n := &all[i]
 		if isPredefined(n.Name) || len(n.Sandboxes) > 0 || n.CreatedAt.After(until) || api.Kept(n.Labels) || !want.labels(n.Labels) {
@@ -303,7 +320,7 @@ func (c *call) postDisconnect() error {
 	}
 	switch {
 	case networksOf(sb, netip.Addr{})[n.Name] == nil:
-		return statusf(http.StatusForbidden, "container %s is not connected to network %s", containerID(sb.ID), n.Name)
+		return statusf(http.StatusForbidden, "container %s is not connected to the network %s", containerID(sb.ID), n.Name)
 	case isPredefined(n.Name) && !slices.Contains(sb.Network.Join, n.Name), len(sb.Network.Join) == 1 && defaultNetwork(sb) != "":
 		return statusf(http.StatusForbidden, "container %s cannot leave bridge: create it with --network none, or in another network", sb.Name)
 	case len(sb.Network.Join) == 1 && sb.State != api.StateRunning && sb.State != api.StatePaused:

@@ -2,8 +2,11 @@ package docker
 
 import (
 	"bufio"
+	"cmp"
 	"context"
+	"encoding/base64"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -621,7 +624,8 @@ func (c *call) postExec() error {
 	if req.Privileged {
 		return statusf(http.StatusForbidden, "Privileged: no program has more power than its container; User root runs it as root of the container")
 	}
-	if _, err := keysOf(req.DetachKeys); err != nil {
+	keys, err := keysOf(req.DetachKeys)
+	if err != nil {
 		return err
 	}
 	sb, err := c.container()
@@ -636,16 +640,43 @@ func (c *call) postExec() error {
 		return statusf(http.StatusConflict, "container %s is not running", containerID(sb.ID))
 	}
 	x := api.ExecRequest{
-		Argv: req.Cmd, Env: assigned(req.Env), Cwd: req.WorkingDir, User: req.User, TTY: req.Tty, StdinOpen: req.AttachStdin, OutputLimit: execOutput,
+		Argv: req.Cmd, Env: req.Env, Cwd: req.WorkingDir, User: req.User, TTY: req.Tty, StdinOpen: req.AttachStdin, OutputLimit: execOutput,
 	}
 	if s := req.ConsoleSize; s != nil && s[0] > 0 && s[1] > 0 && s[0] < 1<<16 && s[1] < 1<<16 {
 		x.Rows, x.Cols = uint16(s[0]), uint16(s[1]) //nolint:gosec // compared before
 	}
+	asked := execAsked{
+		User: cmp.Or(req.User, requestOf(sb).User), Stdin: req.AttachStdin, Stdout: req.AttachStdout, Stderr: req.AttachStderr}
+	if req.DetachKeys != "" {
+		asked.DetachKeys = keys
+	}
+	note, err := json.Marshal(asked)
+	if err != nil {
+		return err
+	}
+	x.Annotations = map[string]string{annotationExec: string(note)}
 	made, err := c.f.api.PrepareExec(c.ctx(), sb.ID, x)
 	if err != nil {
 		return err
 	}
 	return c.json(http.StatusCreated, map[string]string{"Id": execID(made.Sandbox, made.ID)})
+}
+
+// annotationExec is the annotation that has what the request for an exec has asked for.
+const annotationExec = "docker.exec"
+
+// execAsked is what our execs do not have of a request for one.
+type execAsked struct {
+	User                  string
+	Stdin, Stdout, Stderr bool   // to be attached
+	DetachKeys            []byte // none if the client named none
+}
+
+// askedOf returns what the request for an exec has asked for.
+func askedOf(x *api.Exec) execAsked {
+	asked := execAsked{User: x.User, Stdin: x.StdinOpen, Stdout: true, Stderr: true}
+	_ = json.Unmarshal([]byte(x.Annotations[annotationExec]), &asked) // of an exec of our API there is none
+	return asked
 }
 
 // execOutput is the output of an exec that is in memory at a time. Clients that attach miss
@@ -692,12 +723,16 @@ func (c *call) postExecStart() error {
 		}
 		return c.none(http.StatusOK)
 	}
-	keys, err := keysOf("")
-	if err != nil {
-		return err
+	asked := askedOf(x)
+	keys := asked.DetachKeys
+	if len(keys) == 0 {
+		if keys, err = keysOf(""); err != nil {
+			return err
+		}
 	}
 	return c.attach(attachment{
-		sandbox: x.Sandbox, exec: x.ID, opts: client.AttachOptions{Next: true}, tty: x.TTY, stdin: x.StdinOpen, stdout: true, stderr: true, keys: keys,
+		sandbox: x.Sandbox, exec: x.ID, opts: client.AttachOptions{Next: true}, tty: x.TTY, stdin: asked.Stdin, stdout: asked.Stdout,
+		stderr: asked.Stderr, keys: keys,
 		begin: func(ctx context.Context) error {
 			if err := start(ctx); err != nil {
 				return startError(err, execPrefix, x.Argv)
@@ -732,10 +767,12 @@ func (c *call) getExec() error {
 	if len(x.Argv) > 0 {
 		entry, args = x.Argv[0], x.Argv[1:]
 	}
+	asked := askedOf(x)
 	return c.json(http.StatusOK, map[string]any{
 		"ID": execID(x.Sandbox, x.ID), "Running": x.State == api.ExecRunning, "ExitCode": code, "Pid": x.PID, "ContainerID": containerID(x.Sandbox),
-		"ProcessConfig": map[string]any{"tty": x.TTY, "entrypoint": entry, "arguments": args, "privileged": false, "user": x.User},
-		"OpenStdin":     x.StdinOpen, "OpenStdout": true, "OpenStderr": true, "CanRemove": false, "DetachKeys": "",
+		"ProcessConfig": map[string]any{"tty": x.TTY, "entrypoint": entry, "arguments": args, "privileged": false, "user": asked.User},
+		"OpenStdin":     asked.Stdin, "OpenStdout": asked.Stdout, "OpenStderr": asked.Stderr, "CanRemove": false,
+		"DetachKeys": base64.StdEncoding.EncodeToString(asked.DetachKeys),
 	})
 }
 

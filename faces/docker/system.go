@@ -183,18 +183,49 @@ func (c *call) getEvents() error {
 			return err
 		}
 		opts.Follow = opts.Until.After(time.Now())
+		if c.q.Get("since") == "" { // as in Docker
+			opts.Last = new(keptEvents)
+		}
 	}
 	c.w.Header().Set("Content-Type", "application/json")
 	c.w.WriteHeader(http.StatusOK)
 	c.flush()
+	seen := map[string]api.Event{} // the last one of a sandbox
 	err = c.f.api.Events(c.ctx(), opts, func(e api.Event) error {
+		switch e.Type { //nolint:exhaustive // the others are of no container
+		case api.EventSandbox:
+			seen[e.Object] = e
+		case api.EventExec:
+			if e.Main {
+				return nil
+			}
+			of, ok := seen[e.Sandbox]
+			if !ok {
+				if sb, err := c.f.api.GetSandbox(c.ctx(), e.Sandbox); err == nil { // else it is gone
+					of = api.Event{Name: sb.Name, Image: sb.Image, Labels: sb.Labels}
+					seen[e.Sandbox] = of
+				}
+			}
+			e.Name, e.Image, e.Labels = of.Name, of.Image, of.Labels
+		}
+		if e.Type == api.EventSandbox && e.Action == api.ActionStarted {
+			if err := c.sendNetworks(want, &e, "connect"); err != nil {
+				return err
+			}
+		}
 		for _, name := range eventNames[e.Type][e.Action] {
 			if err := c.sendEvent(want, &e, name); err != nil {
 				return err
 			}
 		}
-		if e.Type == api.EventSandbox && e.Action == api.ActionCreated && e.State == api.StateRunning {
+		switch {
+		case e.Type == api.EventSandbox && e.Action == api.ActionCreated && e.State == api.StateRunning:
+			if err := c.sendNetworks(want, &e, "connect"); err != nil {
+				return err
+			}
 			return c.sendEvent(want, &e, "start")
+		case e.Action == api.ActionStopped:
+			return c.sendNetworks(want, &e, "disconnect")
 		}
 		return nil
 	})
@@ -205,12 +236,24 @@ func (c *call) getEvents() error {
 	return errAnswered
 }
 
+// sendNetworks tells that a container has joined its networks, or left them: Docker's containers
+// are in networks while they run.
+func (c *call) sendNetworks(want filters, e *api.Event, action string) error {
+	for _, name := range e.Networks {
+		if err := c.sendEvent(want, &api.Event{Time: e.Time, Type: api.EventNetwork, Object: name, Sandbox: e.Object}, action); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (c *call) sendEvent(want filters, e *api.Event, action string) error {
 	typ, id, attributes := "container", containerID(e.Object), map[string]string{"image": shorter(e.Image), "name": e.Name}
 	switch e.Type {
 	case api.EventExec:
 		id = containerID(e.Sandbox)
-		attributes = map[string]string{"execID": execID(e.Sandbox, e.Object)}
+		attributes["execID"] = execID(e.Sandbox, e.Object)
+		addLabels(attributes, e.Labels)
 		if action == "exec_start" {
 			action += ": " + e.Program
 		}
@@ -230,11 +273,7 @@ func (c *call) sendEvent(want filters, e *api.Event, action string) error {
 		if e.Action == api.ActionHealth {
 			action += ": " + string(e.Health)
 		}
-		for k, v := range e.Labels {
-			if !strings.HasPrefix(k, reserved) {
-				attributes[k] = v
-			}
-		}
+		addLabels(attributes, e.Labels)
 	}
 	if e.Code != nil {
 		attributes["exitCode"] = strconv.Itoa(*e.Code)
@@ -257,7 +296,9 @@ func (c *call) sendEvent(want filters, e *api.Event, action string) error {
 	}
 	doc := map[string]any{
 		"Type": typ, "Action": action, "Actor": map[string]any{"ID": id, "Attributes": attributes}, "scope": "local", "time": e.Time.Unix(), "timeNano": e.Time.UnixNano(),
-		"status": action, "id": id,
+	}
+	if typ == "container" || typ == "image" { // fields of before there were others
+		doc["status"], doc["id"] = action, id
 	}
 	if typ == "container" {
 		doc["from"] = attributes["image"]
@@ -269,9 +310,42 @@ func (c *call) sendEvent(want filters, e *api.Event, action string) error {
 	return nil
 }
 
+// keptEvents is the number of past events that a client gets that asks for those until a time.
+const keptEvents = 256
+
+// addLabels adds a container's own labels to the attributes of an event.
+func addLabels(attributes, labels map[string]string) {
+	for k, v := range labels {
+		if !strings.HasPrefix(k, reserved) {
+			attributes[k] = v
+		}
+	}
+}
+
+// postAuth asks the registry whether it takes credentials. Clients keep them.
 func (c *call) postAuth() error {
-	return statusf(http.StatusNotImplemented, "credentials are not checked here: log in with docker login of another host, or write them to ~/.docker/config.json; "+
-		"clients send them with each pull and push")
+	var req struct{ Username, Password, IdentityToken, ServerAddress string }
+	if err := c.read(&req, false); err != nil {
+		return err
+	}
+	address := req.ServerAddress
+	for _, scheme := range []string{"https://", "http://"} {
+		address = strings.TrimPrefix(address, scheme)
+	}
+	address, _, _ = strings.Cut(address, "/") // https://index.docker.io/v1/
+	if address == "" || address == "index.docker.io" || address == "registry-1.docker.io" {
+		address = "docker.io"
+	}
+	got, err := c.f.api.CheckRegistry(c.ctx(), api.CheckRegistry{
+		Registry: address, Auth: &api.RegistryAuth{Username: req.Username, Password: req.Password, IdentityToken: req.IdentityToken},
+	})
+	if err != nil {
+		return err
+	}
+	if !got.Accepted {
+		return statusf(http.StatusUnauthorized, "login attempt to https://%s/v2/ failed with status: %s", clip(address), got.Refusal)
+	}
+	return c.json(http.StatusOK, map[string]string{"Status": "Login Succeeded", "IdentityToken": ""})
 }
 
 // getStats sends the kernel's counters once, or every second.

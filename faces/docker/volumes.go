@@ -58,12 +58,12 @@ func bindOf(bind string) (api.Mount, error) {
 	if len(parts) > 3 || parts[0] == "" {
 		return api.Mount{}, badf("invalid volume specification: '%s'", clip(bind))
 	}
-	m := api.Mount{Type: api.MountBind, Source: path.Clean(parts[0]), Target: path.Clean(parts[1])}
+	m := api.Mount{Type: api.MountBind, Source: path.Clean(parts[0]), Target: path.Clean(parts[1]), Create: true}
 	if !path.IsAbs(parts[0]) {
 		if err := checkVolumeName(parts[0]); err != nil {
 			return m, err
 		}
-		m.Type, m.Source = api.MountVolume, parts[0]
+		m.Type, m.Source, m.Create = api.MountVolume, parts[0], false
 	}
 	if len(parts) == 3 {
 		for mode := range strings.SplitSeq(parts[2], ",") {

@@ -223,7 +223,8 @@ func Serve(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, confined.Close()) }()
 	d, err := daemon.New(ctx, daemon.Options{
 		Options: service.Options{
-			Version: o.Version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket,
+			CheckMount: helper.CheckMount,
+			Version:    o.Version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket,
 			Engine: engine{l, helper}, Images: func(tenant string) service.Images { return images.For(tenant) },
 			Profile: func(name string) (runtime.Profile, api.Limits, error) {
 				p, err := profiles.Get(name)

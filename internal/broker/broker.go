@@ -111,6 +111,7 @@ func (b *broker) handlers() map[string]handler {
 		requestStartGateway: b.startGateway,
 		requestStartFace:    b.startFace,
 		requestOpenMount:    b.openMount,
+		requestCheckMount:   b.checkMount,
 		requestMountRange:   b.mountRange,
 		requestDialService:  b.dialService,
 
@@ -374,6 +375,26 @@ func (b *broker) openMount(ctx context.Context, args json.RawMessage, files []*o
 		return nil, fmt.Errorf("decode: %w", err)
 	}
 	return b.giveMount(files, func(o launcher.Options) (*os.File, error) { return launcher.OpenMount(ctx, o, req) })
+}
+
+// checkMount checks the source of a mount, and makes it if it is asked to. A daemon that was taken
+// over makes empty directories below the roots that the operator named.
+func (b *broker) checkMount(_ context.Context, args json.RawMessage, _ []*os.File) (any, error) {
+	var req mountCheck
+	if err := decodeStrict(args, &req); err != nil {
+		return nil, fmt.Errorf("decode: %w", err)
+	}
+	b.mu.Lock()
+	cfg, configured := b.cfg, b.configured
+	b.mu.Unlock()
+	if !configured {
+		return nil, errors.New("check a mount: the broker is not configured")
+	}
+	err := cfg.Launcher.Mounts.Check(req.Source, req.Create)
+	if errors.Is(err, runtime.ErrMount) {
+		return mounted{Refused: err.Error()}, nil
+	}
+	return mounted{}, err
 }
 
 // mountWorkspace makes the mount of a workspace, for the launcher. A daemon that was taken over

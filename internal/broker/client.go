@@ -242,6 +242,19 @@ func (c *Client) OpenMount(ctx context.Context, req launcher.MountRequest) (*os.
 	return c.mount(ctx, requestOpenMount, req, req.Source)
 }
 
+// CheckMount fails with a [hostdir.Refusal] if a source may not be mounted. With create, missing
+// directories of it are made.
+func (c *Client) CheckMount(ctx context.Context, source string, create bool) error {
+	var result mounted
+	if err := c.call(ctx, requestCheckMount, mountCheck{source, create}, &result); err != nil {
+		return err
+	}
+	if result.Refused != "" {
+		return &hostdir.Refusal{Reason: result.Refused}
+	}
+	return nil
+}
+
 // MountWorkspace makes the mount of a workspace, like [Client.OpenMount].
 func (c *Client) MountWorkspace(ctx context.Context, w launcher.WorkspaceMount) (*os.File, error) {
 	return c.mount(ctx, requestMountWorkspace, w, w.Source)

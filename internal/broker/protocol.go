@@ -52,6 +52,7 @@ const (
 	requestMountRange     = "mount-range"     // takes the number of a range of ids, and the socket to send its mounts to
 	requestMountWorkspace = "mount-workspace" // takes a [launcher.WorkspaceMount], and the socket to send its mount to
 	requestOpenMount      = "open-mount"      // takes a [launcher.MountRequest], and the socket to send the mount to
+	requestCheckMount     = "check-mount"     // takes a [mountCheck]
 	requestDialService    = "dial-service"    // takes the name of a service, and the socket to send the connection to
 )
 
@@ -65,7 +66,13 @@ type answer struct {
 	Result json.RawMessage `json:"result,omitempty"`
 }
 
-// mounted is the result of requestOpenMount and requestMountWorkspace.
+// mountCheck is the argument of requestCheckMount.
+type mountCheck struct {
+	Source string `json:"source"`
+	Create bool   `json:"create,omitempty"` // missing directories of it
+}
+
+// mounted is the result of requestCheckMount, requestOpenMount and requestMountWorkspace.
 type mounted struct {
 	Refused string `json:"refused,omitempty"` // the reason why that may not be mounted
 }

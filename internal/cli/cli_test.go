@@ -115,7 +115,7 @@ func TestCommands(t *testing.T) {
 			name: "everything that can be asked for", args: "run -e A=1 -e FROM_HERE -e NOT_HERE --cwd /w -u 7:8 --name n -l a=b -l c --memory 512m --swap 0 --cpus 0.5 --pids 9 --nofile 10 --profile p --network none --lifetime 2h --idle-timeout 30 -- echo",
 			check: func(f *cmdtest.Daemon) string {
 				want := api.CreateSandbox{
-					Name: "n", Env: []string{"A=1", "FROM_HERE=here"}, Cwd: "/w", User: "7:8", Labels: map[string]string{"a": "b", "c": ""}, Profile: "p",
+					Name: "n", Env: []string{"A=1", "FROM_HERE=here", "NOT_HERE"}, Cwd: "/w", User: "7:8", Labels: map[string]string{"a": "b", "c": ""}, Profile: "p",
 					Limits:  api.Limits{Memory: 512 << 20, Swap: new(int64), CPUs: 0.5, Pids: 9, Nofile: 10},
 					Network: api.Network{Mode: api.NetworkNone}, Timeout: 7200, IdleTimeout: 30,
 				}

@@ -3,6 +3,8 @@ package cli
 import (
 	"context"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -60,6 +62,7 @@ func (o *commitOptions) complete(reference string, lookup func(string) (string, 
 	if req.Config.Env, err = (&processFlags{env: req.Config.Env}).resolve(lookup); err != nil {
 		return req, err
 	}
+	req.Config.Env = slices.DeleteFunc(req.Config.Env, func(e string) bool { return !strings.Contains(e, "=") })
 	req.Config.Labels, err = labelsOf(o.labels)
 	return req, err
 }

@@ -145,7 +145,6 @@ var foreignFlags = map[string]string{
 	"build add-host":      "builds have no network unless --network says so; names are resolved by its policy",
 	"build build-context": "there is one context, PATH",
 	"stop time":           "the time is --grace, in seconds or as 10s",
-	"stop signal":         "the signal is the sandbox's, given with --stop-signal when it is created",
 	"pull all-tags":       "tags are pulled one by one",
 	"prune volumes":       "sandboxd volume prune removes volumes that no sandbox has",
 	"start attach":        startAttached,

@@ -45,17 +45,20 @@ func (p *processFlags) resolve(getenv func(string) (string, bool)) ([]string, er
 		}
 		all = append(all, lines...)
 	}
-	for _, e := range append(all, p.env...) {
+	inFiles := len(all)
+	for i, e := range append(all, p.env...) {
 		key, _, ok := strings.Cut(e, "=")
 		if key == "" {
 			return nil, cmdline.Usagef("--env %q has no name", e)
 		}
 		if !ok {
 			value, set := getenv(key)
-			if !set {
-				continue // unset here, unset there
+			if !set && i < inFiles {
+				continue // as Docker does
 			}
-			e = key + "=" + value
+			if set { // else unset here, unset there
+				e = key + "=" + value
+			}
 		}
 		out = append(out, e)
 	}

@@ -26,9 +26,9 @@ func newKill(d deps) *cobra.Command {
 		Short: "End a program in a sandbox, or send it a signal",
 		Long: `Kill a program that was started with exec, or without EXEC the sandbox's main
 process, with which the sandbox ends, and everything that it has started,
-however far that has gone from it. With --signal send that signal to the
-program's process group instead. What it has written stays to be read with
-sandboxd attach. A program that has ended is no error.`,
+however far that has gone from it. With --signal send that signal to the program alone
+instead. What it has written stays to be read with sandboxd attach. A program
+that has ended is no error.`,
 		Example: `  sandboxd kill work
   sandboxd kill work 3fqk2mzr7yxa
   sandboxd kill --signal HUP work 3fqk2mzr7yxa`,
@@ -52,7 +52,7 @@ func runKill(ctx context.Context, id, exec string, opts killOptions, d deps) err
 	if opts.all && opts.signal == "" {
 		return cmdline.Usagef("--all says whom a --signal is for; without one everything is killed")
 	}
-	req := api.ExecSignal{Signal: opts.signal, All: opts.all}
+	req := api.ExecSignal{Signal: opts.signal, All: opts.all, Main: !opts.all}
 	if opts.signal == "" {
 		req = api.ExecSignal{Signal: "SIGKILL", All: true}
 	}

@@ -14,8 +14,10 @@ import (
 // This file has the commands that change the state of sandboxes.
 
 type stopOptions struct {
-	grace float64
-	json  bool
+	grace  float64
+	signal string
+	main   bool
+	json   bool
 }
 
 func newStop(d deps) *cobra.Command {
@@ -27,18 +29,21 @@ func newStop(d deps) *cobra.Command {
 "sandboxd start" runs such a sandbox again, "sandboxd rm" deletes it.
 
 Processes get SIGTERM; those that ignore it, as interactive shells do, SIGHUP too.
-What has not ended after the grace is killed.`,
+What has not ended after the grace is killed. With --main only a sandbox's main
+process is asked, as docker stop does; the rest is killed when it has ended.`,
 		Args: cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !(opts.grace >= 0) { // rejects NaN too
 				return cmdline.Usagef("--grace %v is not a number of seconds", opts.grace)
 			}
 			return runTransition(cmd.Context(), args, opts.json, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
-				return c.StopSandbox(ctx, id, api.StopSandbox{Grace: &opts.grace})
+				return c.StopSandbox(ctx, id, api.StopSandbox{Grace: &opts.grace, Signal: opts.signal, Main: opts.main})
 			})
 		},
 	}
 	cmd.Flags().Float64VarP(&opts.grace, "grace", "t", api.DefaultGrace, "kill what has not ended after so many `seconds`")
+	cmd.Flags().StringVarP(&opts.signal, "signal", "s", "", "`signal` to send first (default: the sandbox's --stop-signal)")
+	cmd.Flags().BoolVar(&opts.main, "main", false, "ask the main process alone")
 	cmd.Flags().BoolVar(&opts.json, "json", false, "print the sandboxes as JSON")
 	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd

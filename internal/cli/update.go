@@ -19,6 +19,7 @@ type updateOptions struct {
 	lifetime lifetime
 	idle     cmdline.Seconds
 	network  cmdline.Network
+	restart  string
 	json     bool
 }
 
@@ -26,10 +27,11 @@ func newUpdate(d deps) *cobra.Command {
 	var opts updateOptions
 	cmd := &cobra.Command{
 		Use:   "update [flags] SANDBOX",
-		Short: "Change limits, lifetime, labels and network policy of a running sandbox",
+		Short: "Change limits, lifetime, labels, network and restart policy of a sandbox",
 		Long: `Change a running sandbox: all that is asked for or, with an error, nothing. What is
 not named stays as it is; a limit of 0, or "", is the profile's default again. Only
---swap 0 says what it is: no swap.
+--swap 0 says what it is: no swap. One that does not run can be given another network
+and another restart policy.
 
 Memory in use that cannot be taken back is no ground for killing anything: a
 --memory below it is refused.`,
@@ -56,6 +58,7 @@ func (o *updateOptions) addFlags(f *pflag.FlagSet) {
 	f.Var(&o.lifetime, "timeout", "the same")
 	f.Var(&o.idle, "idle-timeout", "stop it after this time without a request")
 	f.Var(&o.network, "network", "of a sandbox that has one: full, or egress:POLICY; connections that it refuses are reset")
+	f.StringVar(&o.restart, "restart", "", "`policy` of restarts from now on: no, on-failure[:N], always or unless-stopped")
 	f.BoolVar(&o.json, "json", false, "print the whole sandbox as JSON")
 }
 
@@ -128,7 +131,10 @@ func (o *updateOptions) request(changed func(string) bool) (api.UpdateSandbox, e
 		network := o.network.Value()
 		req.Network = &network
 	}
-	if *l == (api.LimitsUpdate{}) && req.Network == nil && req.Labels == nil && req.Timeout == 0 && req.IdleTimeout == 0 {
+	if changed("restart") {
+		req.Restart = &o.restart
+	}
+	if *l == (api.LimitsUpdate{}) && req.Network == nil && req.Restart == nil && req.Labels == nil && req.Timeout == 0 && req.IdleTimeout == 0 {
 		return req, cmdline.Usagef("nothing is to be changed; as in: sandboxd update SANDBOX --memory 512m")
 	}
 	return req, nil

@@ -37,8 +37,8 @@
 //	     groups; timeout, make_cwd, limits}
 //	     cwd argv… env… + stdin stdout stderr ──▶   looks the program up, forks, executes
 //	  ◀────────────── started {pid} ────────────   init has closed its copies of the three
-//	  ── signal {signal, all} ─────────────────▶   to the main process's group, or to every process of the exec
-//	                                               that /proc shows; any number of times
+//	  ── signal {signal, all | main} ──────────▶   to the main process's group, to every process of the exec that
+//	                                               /proc shows, or to the main process alone; any number of times
 //	  ── kill {} ──────────────────────────────▶   everything that the exec has started
 //	  ◀── exited {code | signal, timeout,
 //	             wall, cpu, maxrss} ─────────────   the last packet

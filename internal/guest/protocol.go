@@ -204,7 +204,8 @@ type HolderRequest struct {
 // the connection of that exec, any number of times.
 type SignalRequest struct {
 	Signal int  `json:"signal"`
-	All    bool `json:"all,omitempty"` // not the main process's group alone, but everything that the exec has started
+	All    bool `json:"all,omitempty"`  // not the main process's group alone, but everything that the exec has started
+	Main   bool `json:"main,omitempty"` // the main process alone, without its group
 }
 
 // An Rlimit is a limit of setrlimit(2).

@@ -120,6 +120,53 @@ func (c *Config) Open(source string) (_ *os.File, err error) {
 	return f, nil
 }
 
+// Check fails if a source cannot be mounted. With create it makes missing directories of the source
+// first, with mode 0755. It makes none outside of the roots, none behind a link, and none in
+// directories of sandboxd.
+func (c *Config) Check(source string, create bool) error {
+	if create {
+		if err := c.makeDirs(source); err != nil {
+			return err
+		}
+	}
+	f, err := c.Open(source)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// makeDirs makes the missing directories of a source. What [Config.Open] refuses is left to it.
+func (c *Config) makeDirs(source string) error {
+	root, rel := c.rootOf(source)
+	if root == "" || !filepath.IsAbs(source) || filepath.Clean(source) != source || strings.ContainsRune(source, 0) {
+		return nil
+	}
+	at, err := openat2(unix.AT_FDCWD, root, unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS|unix.RESOLVE_NO_MAGICLINKS)
+	if err != nil {
+		return fmt.Errorf("open mount root %s: %w", root, err)
+	}
+	defer func() { _ = at.Close() }() // only a handle
+	for name := range strings.SplitSeq(rel, "/") {
+		next, err := openat2(int(at.Fd()), name, unix.O_DIRECTORY, beneath)
+		if errors.Is(err, unix.ENOENT) {
+			if err := c.Apart(source, at, false); err != nil {
+				return err
+			}
+			if err := unix.Mkdirat(int(at.Fd()), name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+				return refuse("mount %s: make %s: %v", source, name, err)
+			}
+			next, err = openat2(int(at.Fd()), name, unix.O_DIRECTORY, beneath)
+		}
+		if err != nil {
+			return nil //nolint:nilerr // Open refuses it, in its words
+		}
+		_ = at.Close()
+		at = next
+	}
+	return nil
+}
+
 // rootOf returns the longest root that a source is, or lies below, and the rest of the path.
 func (c *Config) rootOf(source string) (root, rel string) {
 	for _, r := range c.Roots {

@@ -107,6 +107,34 @@ func TestSourcesThatMayBeMounted(t *testing.T) {
 	}
 }
 
+// Missing directories are made below a root alone, behind no link and in none of our own.
+func TestSourcesThatAreMade(t *testing.T) {
+	dir := tree(t, "root/a/", "root/file", "root/data/", "outside/", "root/out -> ../outside", "root/in -> a")
+	c := Config{Roots: []string{filepath.Join(dir, "root")}, Own: []string{filepath.Join(dir, "root/data")}}
+	for source, made := range map[string]bool{
+		"root/new": true, "root/a/b/c": true, "root/a": true,
+		"root/file/x": false, "root/out/x": false, "root/in/x": false, "root/data/x": false, "outside/x": false, "root/a/../../outside/y": false,
+	} {
+		full := dir + "/" + source
+		_, before := os.Lstat(full)
+		if err := c.Check(full, false); before != nil && !errors.Is(err, runtime.ErrMount) {
+			t.Errorf("%s: %v before it is made", source, err)
+		}
+		err := c.Check(full, true)
+		if fi, serr := os.Stat(full); (err == nil) != made || !made && serr == nil || made && (serr != nil || fi.Mode().Perm() != 0o755) {
+			t.Errorf("%s: %v; %v, %v", source, err, fi, serr)
+		}
+		if err != nil && !errors.Is(err, runtime.ErrMount) {
+			t.Errorf("%s: %v", source, err)
+		}
+	}
+	for _, left := range []string{"outside", "root/data"} {
+		if entries, err := os.ReadDir(filepath.Join(dir, left)); err != nil || len(entries) > 0 {
+			t.Errorf("%s has %v, %v", left, entries, err)
+		}
+	}
+}
+
 // While a directory is swapped with a link out of the root, what is opened is the directory or
 // nothing.
 func TestSwappedSource(t *testing.T) {

@@ -88,7 +88,7 @@ func (s *Server) postSignal(w http.ResponseWriter, r *http.Request) error {
 	}
 	x, err := s.as(r).Exec(r.PathValue("id"), r.PathValue("exec"))
 	if err == nil {
-		err = x.Signal(req.Signal, req.All)
+		err = x.Signal(req)
 	}
 	if err != nil {
 		return err

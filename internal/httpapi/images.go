@@ -41,6 +41,18 @@ func (s *Server) postPush(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
+func (s *Server) postCheckRegistry(w http.ResponseWriter, r *http.Request) error {
+	var req api.CheckRegistry
+	if err := readJSON(w, r, maxBody, &req); err != nil {
+		return err
+	}
+	checked, err := s.as(r).CheckRegistry(r.Context(), req)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, checked)
+}
+
 // answerProgress answers with the progress of work, a line for each event; the last line has the
 // result or an error.
 func answerProgress(w http.ResponseWriter, work func(progress func(api.PullEvent)) (api.PullEvent, error)) error {

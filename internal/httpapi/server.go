@@ -295,6 +295,7 @@ var routes = []route{
 	{"DELETE", "/v1/images", tenant, (*Server).deleteImage},
 	{"POST", "/v1/images/pull", tenant, (*Server).postPull},
 	{"POST", "/v1/images/push", tenant, (*Server).postPush},
+	{"POST", "/v1/registries/check", tenant, (*Server).postCheckRegistry},
 	{"POST", "/v1/images/import", tenant, (*Server).postImport},
 	{"GET", "/v1/images/export", tenant, (*Server).getExport},
 	{"GET", "/v1/images/inspect", tenant, (*Server).getImage},

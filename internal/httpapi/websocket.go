@@ -205,7 +205,7 @@ func (s *Server) readFrames(ctx context.Context, c *websocket.Conn, x *service.E
 		case control.Resize != nil:
 			err = x.Resize(control.Resize.Rows, control.Resize.Cols)
 		case control.Signal != "":
-			err = x.Signal(control.Signal, false)
+			err = x.Signal(api.ExecSignal{Signal: control.Signal})
 		case control.StdinClose:
 			write(nil, true)
 		default:

@@ -387,8 +387,12 @@ func (c *Client) Kill(ctx context.Context, id string) error {
 }
 
 // Stop implements runtime.Engine.
-func (c *Client) Stop(ctx context.Context, id string, grace time.Duration) error {
-	_, err := c.ask(ctx, &request{Op: opStop, ID: id, Grace: grace})
+func (c *Client) Stop(ctx context.Context, id string, ask runtime.Ask) error {
+	_, err := c.ask(ctx, &request{Op: opStop, ID: id, Grace: ask.Grace, Signal: ask.Signal, Main: ask.Main})
+	if err != nil && ask != (runtime.Ask{Grace: ask.Grace}) && strings.Contains(err.Error(), saysUndecoded) {
+		// A launcher of an earlier version asks all processes by the sandbox's own signal.
+		_, err = c.ask(ctx, &request{Op: opStop, ID: id, Grace: ask.Grace})
+	}
 	return err
 }
 

@@ -340,7 +340,7 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	case opKill:
 		err = s.Engine.Kill(ctx, req.ID)
 	case opStop:
-		err = s.Engine.Stop(ctx, req.ID, req.Grace)
+		err = s.Engine.Stop(ctx, req.ID, runtime.Ask{Grace: req.Grace, Signal: req.Signal, Main: req.Main})
 	case opPause:
 		err = s.Engine.Pause(ctx, req.ID)
 	case opResume:

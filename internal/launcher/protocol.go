@@ -62,6 +62,8 @@ type request struct {
 	After  string              `json:"after,omitempty"`  // list: last id of the answer before
 	Spec   *runtime.Spec       `json:"spec,omitempty"`   // create, start; with the control socket, and the mounts that the answer before wanted
 	Grace  time.Duration       `json:"grace,omitempty"`  // stop
+	Signal int                 `json:"signal,omitempty"` // stop
+	Main   int                 `json:"main,omitempty"`   // stop
 	Change *runtime.Change     `json:"change,omitempty"` // update
 	Apply  *layer.ApplyRequest `json:"apply,omitempty"`  // with the blobs, one for each layer
 	Diff   *diffRequest        `json:"diff,omitempty"`   // with the pipe to write to

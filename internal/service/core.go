@@ -66,6 +66,7 @@ const (
 type Images interface {
 	Pull(ctx context.Context, reference string, opts image.PullOptions) (*image.Image, error)
 	Push(ctx context.Context, reference string, opts image.PushOptions) (*image.Image, error)
+	CheckRegistry(ctx context.Context, address string, insecure bool, auth *api.RegistryAuth) (refusal string, err error)
 	Commit(ctx context.Context, opts image.CommitOptions) (*image.Image, layer.Result, error)
 	Import(ctx context.Context, r io.Reader, opts image.ImportOptions) ([]*image.Image, error)
 	Export(ctx context.Context, reference, format string, w io.Writer) error
@@ -146,6 +147,9 @@ type Options struct {
 	Confined int
 	// Checks probes the host. Default: no checks.
 	Checks func(ctx context.Context) []api.Check
+	// CheckMount fails with [class.ErrMount] if a source of the host may not be mounted, and makes its
+	// missing directories if it is asked to. Default: nothing is checked before a start.
+	CheckMount func(ctx context.Context, source string, create bool) error
 	// BrokerGone reports whether the broker process has ended. Default: there is no broker.
 	BrokerGone func() bool
 	// Agents hosts agent runs. Default: none.

@@ -100,7 +100,7 @@ func (s *core) publishExecEnded(x *Execution, exit *api.Exit, why string) {
 }
 
 func (x *Execution) event(action api.EventAction) api.Event {
-	e := api.Event{Type: api.EventExec, Action: action, Object: x.record.ID, Sandbox: x.record.Sandbox}
+	e := api.Event{Type: api.EventExec, Action: action, Object: x.record.ID, Sandbox: x.record.Sandbox, Main: x.main != nil}
 	if len(x.record.Argv) > 0 {
 		e.Program = class.Clip(x.record.Argv[0])
 	}

@@ -181,7 +181,7 @@ func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.E
 	x := &Execution{PID: ge.PID, s: s, req: req, lease: lease, guest: ge, oom: oom, input: make(chan struct{}, 1), done: make(chan struct{})}
 	x.record.Exec = api.Exec{
 		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: cmp.Or(req.User, rec.User), Cwd: r.Cwd, TTY: req.TTY,
-		Detached: req.Detach, StdinOpen: req.StdinOpen, PID: ge.PID, State: api.ExecRunning, StartedAt: time.Now().UTC(),
+		Detached: req.Detach, StdinOpen: req.StdinOpen, Annotations: req.Annotations, PID: ge.PID, State: api.ExecRunning, StartedAt: time.Now().UTC(),
 	}
 	return x, nil
 }
@@ -201,24 +201,32 @@ func (x *Execution) Close() {
 	})
 }
 
-// Signal sends a signal, by its name with or without SIG, to the program's process group, or to all
-// processes of the exec. Signalling an exec that has ended is no error.
-func (x *Execution) Signal(name string, all bool) error {
-	full := strings.ToUpper(name)
+// Signal sends a signal, by its name with or without SIG. Signalling an exec that has ended is no
+// error.
+func (x *Execution) Signal(req api.ExecSignal) error {
+	full := strings.ToUpper(req.Signal)
 	if !strings.HasPrefix(full, "SIG") {
 		full = "SIG" + full
 	}
 	sig := unix.SignalNum(full)
-	if sig == 0 {
-		return class.Invalidf("signal %q: no such signal", class.Clip(name))
+	to := host.ReachGroup
+	switch {
+	case sig == 0:
+		return class.Invalidf("signal %q: no such signal", class.Clip(req.Signal))
+	case req.All && req.Main:
+		return class.Invalidf("all, main: one of the two at most")
+	case req.All:
+		to = host.ReachAll
+	case req.Main:
+		to = host.ReachMain
 	}
 	if x.ended() {
 		return nil
 	}
-	if all && sig == unix.SIGKILL {
+	if req.All && sig == unix.SIGKILL {
 		return x.guest.Kill() // which lets nothing get away
 	}
-	return x.guest.Signal(sig, all)
+	return x.guest.Signal(sig, to)
 }
 
 // Resize sets the size of the program's terminal.

@@ -77,6 +77,15 @@ func (s *API) Push(ctx context.Context, req api.PushImage, progress func(api.Pul
 	return img.Image, nil
 }
 
+// CheckRegistry asks a registry whether it takes credentials.
+func (s *API) CheckRegistry(ctx context.Context, req api.CheckRegistry) (api.RegistryChecked, error) {
+	if req.Registry == "" {
+		return api.RegistryChecked{}, class.Invalidf("registry is empty: give its address, like registry.example:5000")
+	}
+	refusal, err := s.images.CheckRegistry(ctx, req.Registry, req.Insecure, req.Auth)
+	return api.RegistryChecked{Accepted: err == nil && refusal == "", Refusal: refusal}, err
+}
+
 // Images lists the stored images.
 func (s *API) Images(ctx context.Context) (api.ImageList, error) {
 	list, err := s.images.List(ctx)

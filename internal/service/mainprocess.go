@@ -74,6 +74,9 @@ func (s *core) follow(x *Execution) bool {
 
 // create makes a sandbox and starts its main process, if it has one.
 func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, error) {
+	if err := s.checkMounts(ctx, &r); err != nil {
+		return api.Sandbox{}, err
+	}
 	release, err := s.prepareVolumes(ctx, &r)
 	if err != nil {
 		return api.Sandbox{}, err

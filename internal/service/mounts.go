@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path"
@@ -29,6 +30,8 @@ func validateMounts(set *api.Settings, profile []api.Scratch) error {
 		m := &set.Mounts[i]
 		paths := []struct{ what, path string }{{"mount source", m.Source}, {"mount target", m.Target}}
 		switch {
+		case m.Type == api.MountVolume && m.Create:
+			return class.Invalidf("mounts[%d].create: a volume is made where there is none; this is for directories of the host", i)
 		case m.Type == api.MountVolume:
 			if err := validateVolumeName(m.Source); err != nil {
 				return err
@@ -118,6 +121,21 @@ func fillMounts(set *api.Settings, p *runtime.Profile, user string) error {
 // firstBind returns the index of the first mount of the host's files; -1 if there is none.
 func firstBind(mounts []api.Mount) int {
 	return slices.IndexFunc(mounts, func(m api.Mount) bool { return m.Type == api.MountBind })
+}
+
+// checkMounts checks the sources on the host that no start opens soon, and makes those that are to
+// be made.
+func (s *core) checkMounts(ctx context.Context, r *runtime.Request) error {
+	for i := range r.Mounts {
+		m := &r.Mounts[i]
+		if m.Type != api.MountBind || s.opts.CheckMount == nil || !r.Stopped && !m.Create {
+			continue
+		}
+		if err := s.opts.CheckMount(ctx, m.Source, m.Create); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // numbersOf returns the ids of a user that no file of the image must be asked for. A user without a

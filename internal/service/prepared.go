@@ -53,7 +53,7 @@ func (s *API) PrepareExec(ref string, req api.ExecRequest) (ExecRecord, error) {
 	p := &prepared{req: req, size: sizeOf(&req)}
 	p.record.Exec = api.Exec{
 		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: req.User, Cwd: req.Cwd, TTY: req.TTY,
-		Detached: true, StdinOpen: req.StdinOpen, State: api.ExecPrepared, StartedAt: time.Now().UTC(),
+		Detached: true, StdinOpen: req.StdinOpen, Annotations: req.Annotations, State: api.ExecPrepared, StartedAt: time.Now().UTC(),
 	}
 	out := p.record // before a concurrent start changes it
 	if err := s.execs.prepare(p, s.execsQuota(rec.Tenant)); err != nil {

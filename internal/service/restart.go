@@ -112,14 +112,16 @@ func (r *restarts) schedule(id string, delay time.Duration, start func()) {
 	r.due[id] = t
 }
 
-// cancel takes back the restart of a sandbox that is due.
-func (r *restarts) cancel(id string) {
+// cancel takes back the restart of a sandbox that is due, and reports whether there was one.
+func (r *restarts) cancel(id string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if t := r.due[id]; t != nil {
+	t := r.due[id]
+	if t != nil {
 		t.Stop()
 		delete(r.due, id)
 	}
+	return t != nil
 }
 
 // stop takes back all, for good: they are the next daemon's.
@@ -131,6 +133,25 @@ func (r *restarts) stop() {
 		t.Stop()
 	}
 	r.due = nil
+}
+
+// mayRestart refuses a policy that a sandbox cannot have.
+func mayRestart(rec *runtime.Record, policy string) error {
+	switch {
+	case policy == "" || policy == restartNo:
+	case len(rec.Command) == 0:
+		return class.Invalidf("restart: the policy is about a main process, and %s has none", rec.Name)
+	case rec.AutoRemove:
+		return class.Invalidf("restart: %s is removed when it ends", rec.Name)
+	}
+	return nil
+}
+
+// reconsiderRestart applies a new policy to a restart that is due.
+func (s *core) reconsiderRestart(id string) {
+	if s.restarts.cancel(id) {
+		s.considerRestart(id, false)
+	}
 }
 
 // considerRestart starts a sandbox again, if its policy wants that, once it has ended.

@@ -164,10 +164,26 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 		if rec, err = s.lookup(rec.ID); err != nil {
 			return api.Sandbox{}, err
 		}
-		if !isLive(&rec) && reflect.DeepEqual(req, api.UpdateSandbox{Network: req.Network}) {
-			rec, _, err := s.supervisor.SetNetwork(rec.ID, func(rec *runtime.Record) (api.Network, error) { return s.changedNetwork(rec, *req.Network) })
-			return rec.Shown(), err
+	}
+	if req.Restart != nil {
+		if err := mayRestart(&rec, *req.Restart); err != nil {
+			return api.Sandbox{}, err
 		}
+		defer s.reconsiderRestart(rec.ID)
+	}
+	if !isLive(&rec) && (req.Network != nil || req.Restart != nil) && reflect.DeepEqual(req, api.UpdateSandbox{Network: req.Network, Restart: req.Restart}) {
+		rec, _, err := s.supervisor.Amend(rec.ID, func(rec *runtime.Record) (err error) {
+			if req.Restart != nil {
+				rec.Restart = *req.Restart
+			}
+			if req.Network != nil {
+				rec.Network, err = s.changedNetwork(rec, *req.Network)
+			}
+			return err
+		})
+		return rec.Shown(), err
+	}
+	if req.Network != nil {
 		net, err := s.changedNetwork(&rec, *req.Network)
 		if err != nil {
 			return api.Sandbox{}, err
@@ -196,6 +212,9 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 		}
 		if was = rec.Network; req.Network != nil {
 			rec.Network = *req.Network
+		}
+		if req.Restart != nil {
+			rec.Restart = *req.Restart
 		}
 		return explicit, validateLabels(rec.Labels) // their number
 	})

@@ -21,11 +21,12 @@ const (
 	maxHosts    = 256
 	maxCaps     = 64
 
-	maxAnnotations = 256 << 10 // bytes of keys and values of one sandbox
-	minMemoryFile  = 4096      // bytes; a page
-	maxMemoryFile  = 1 << 40   // bytes of one file system in memory
-	defaultTmpfs   = 64 << 20
-	anyoneWrites   = 0o1777
+	maxAnnotations     = 256 << 10 // bytes of keys and values of one sandbox
+	maxExecAnnotations = 4 << 10   // of one exec
+	minMemoryFile      = 4096      // bytes; a page
+	maxMemoryFile      = 1 << 40   // bytes of one file system in memory
+	defaultTmpfs       = 64 << 20
+	anyoneWrites       = 0o1777
 )
 
 // covered are the places that no file system in memory may hide, and below which there may be none:
@@ -37,7 +38,7 @@ var covered = []string{"/proc", "/sys", "/dev", "/etc"}
 var rlimitCeilings = map[string]uint64{"fsize": 16 << 30, "memlock": 64 << 10, "nofile": 1 << 20}
 
 // validateAnnotations checks the sizes of annotations; their meaning is the client's.
-func validateAnnotations(all map[string]string) error {
+func validateAnnotations(all map[string]string, most int) error {
 	if len(all) > maxLabels {
 		return class.Invalidf("annotations: %d keys, at most %d are possible", len(all), maxLabels)
 	}
@@ -51,8 +52,8 @@ func validateAnnotations(all map[string]string) error {
 		}
 		total += len(k) + len(v)
 	}
-	if total > maxAnnotations {
-		return class.Invalidf("annotations: %d bytes, at most %d are possible", total, maxAnnotations)
+	if total > most {
+		return class.Invalidf("annotations: %d bytes, at most %d are possible", total, most)
 	}
 	return nil
 }
@@ -99,7 +100,7 @@ func validateSettings(set *api.Settings) error {
 	if _, err := parseRestart(set.Restart); err != nil {
 		return err
 	}
-	if err := validateAnnotations(set.Annotations); err != nil {
+	if err := validateAnnotations(set.Annotations, maxAnnotations); err != nil {
 		return err
 	}
 	if len(set.CapDrop) > maxCaps || len(set.CapAdd) > maxCaps {

@@ -22,12 +22,21 @@ func (s *API) StopSandbox(ctx context.Context, ref string, req api.StopSandbox) 
 	if !(grace >= 0 && grace <= maxGrace.Seconds()) { // NaN too
 		return api.Sandbox{}, class.Invalidf("grace %v: must be 0 to %v seconds", grace, maxGrace.Seconds())
 	}
+	ask := runtime.Ask{Grace: time.Duration(grace * float64(time.Second)), Signal: runtime.SignalNumber(req.Signal)}
+	if req.Signal != "" && ask.Signal == 0 {
+		return api.Sandbox{}, class.Invalidf("signal %q: no such signal", class.Clip(req.Signal))
+	}
 	rec, err := s.lookup(ref)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
+	if req.Main && len(rec.Command) > 0 {
+		if x, err := s.Exec(rec.ID, api.MainExec); err == nil {
+			ask.Main = x.PID
+		}
+	}
 	s.restarts.cancel(rec.ID)
-	rec, err = s.supervisor.Stop(ctx, rec.ID, time.Duration(grace*float64(time.Second)))
+	rec, err = s.supervisor.StopBy(ctx, rec.ID, ask)
 	if err == nil {
 		err = s.awaitReport(ctx, rec.ID)
 	}

@@ -205,11 +205,11 @@ func FuzzResolveUser(f *testing.F) {
 
 func TestEnvironment(t *testing.T) {
 	got := execEnv(
-		[]string{"PATH=/image", "LANG=C", "HOME=/image", "bad", "=x", "NUL=\x00"},
-		[]string{"LANG=sandbox", "A=1"},
-		[]string{"A=2", "B=", "A=3"},
+		[]string{"PATH=/image", "LANG=C", "HOME=/image", "PATH", "GONE=1", "BACK=2", "=x", "NUL=\x00"},
+		[]string{"LANG=sandbox", "A=1", "GONE", "BACK", "GONE2=x"},
+		[]string{"A=2", "B=", "A=3", "BACK=y", "GONE2", "NEVER"},
 		"/home/app", true)
-	want := []string{"PATH=/image", "TERM=xterm", "LANG=sandbox", "HOME=/home/app", "A=3", "B="}
+	want := []string{"PATH=/image", "TERM=xterm", "LANG=sandbox", "HOME=/home/app", "BACK=y", "A=3", "B="}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

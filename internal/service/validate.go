@@ -1,6 +1,7 @@
 package service
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -114,7 +115,7 @@ func validateExec(req *api.ExecRequest) error {
 	if err := validateArgs("argv", req.Argv); err != nil {
 		return err
 	}
-	if err := validateEnv(req.Env); err != nil {
+	if err := errors.Join(validateEnv(req.Env), validateAnnotations(req.Annotations, maxExecAnnotations)); err != nil {
 		return err
 	}
 	if req.Cwd != "" {
@@ -202,11 +203,11 @@ func validateEnv(env []string) error {
 	}
 	total := 0
 	for i, kv := range env {
-		k, _, ok := strings.Cut(kv, "=")
+		k, _, _ := strings.Cut(kv, "=")
 		// The value is not shown: it may be a secret.
 		switch {
-		case !ok || k == "":
-			return class.Invalidf("env[%d]: must be KEY=value", i)
+		case k == "":
+			return class.Invalidf("env[%d]: must be KEY=value, or KEY to take a variable away", i)
 		case strings.IndexByte(kv, 0) >= 0:
 			return class.Invalidf("env[%d]: has a NUL byte", i)
 		case len(kv) > maxOneString:
@@ -279,6 +280,11 @@ func validateUpdate(req *api.UpdateSandbox) error {
 	}
 	if err := validateLabels(labels); err != nil {
 		return err
+	}
+	if req.Restart != nil {
+		if _, err := parseRestart(*req.Restart); err != nil {
+			return err
+		}
 	}
 	_, err := seconds("idle_timeout", req.IdleTimeout)
 	return err

@@ -2,16 +2,21 @@ package libct
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // How the processes of a sandbox are asked to end.
@@ -38,13 +43,15 @@ import (
 //   - Processes that cannot be seen or do not end within the grace are killed with the init, by the
 //     kernel.
 
-// tree is the processes of one sandbox. The open namespace keeps its number from being another
-// one's.
+// tree is the processes of one sandbox, but its init. The open namespace keeps its number from
+// being another one's.
 type tree struct {
 	ns   *os.File
 	init int
 	dev  uint64
 	ino  uint64
+	main int // pid in the sandbox of the only process to care for; 0: all
+	own  int // that one's pid here, once it has been seen
 }
 
 func (in *instance) tree() (_ *tree, err error) {
@@ -94,9 +101,38 @@ func (t *tree) each(f func(pid, pidfd int)) error {
 			_ = unix.Close(pidfd)
 			continue
 		}
+		if t.main != 0 && innermost(pid) != t.main {
+			_ = unix.Close(pidfd)
+			continue
+		}
+		t.own = pid
 		f(pid, pidfd)
 	}
 	return nil
+}
+
+// innermost returns a process's pid in its own PID namespace; 0 if it has ended.
+func innermost(pid int) int {
+	fields := strings.Fields(statusOf(pid, "NSpid"))
+	if len(fields) == 0 {
+		return 0
+	}
+	n, err := strconv.Atoi(fields[len(fields)-1])
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// statusOf returns a field of a process's status; empty if it has ended.
+func statusOf(pid int, field string) string {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return ""
+	}
+	_, rest, _ := strings.Cut(string(status), "\n"+field+":\t")
+	value, _, _ := strings.Cut(rest, "\n")
+	return value
 }
 
 // ended reports whether no thread of the process is left.
@@ -177,13 +213,7 @@ func hasTerminal(pid int) bool {
 
 // ignores reads the signal's disposition, which all threads share.
 func ignores(pid int, sig unix.Signal) bool {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return false
-	}
-	_, rest, _ := bytes.Cut(status, []byte("\nSigIgn:\t"))
-	mask, _, _ := bytes.Cut(rest, []byte("\n"))
-	set, err := strconv.ParseUint(string(mask), 16, 64)
+	set, err := strconv.ParseUint(statusOf(pid, "SigIgn"), 16, 64)
 	return err == nil && set>>(sig-1)&1 == 1
 }
 
@@ -228,32 +258,30 @@ func waitEnded(ctx context.Context, pidfd []unix.PollFd) error {
 }
 
 // Stop implements runtime.Engine.
-func (e *Engine) Stop(ctx context.Context, id string, grace time.Duration) error {
+func (e *Engine) Stop(ctx context.Context, id string, ask runtime.Ask) error {
 	in, err := e.find(ctx, id)
 	if err != nil {
 		return err
 	}
-	if grace > 0 && !in.hasEnded() {
-		e.ask(ctx, in, grace)
+	if ask.Grace > 0 && !in.hasEnded() {
+		e.ask(ctx, in, ask)
 	}
 	return e.kill(context.WithoutCancel(ctx), in, id)
 }
 
-// ask has every process of a sandbox end by itself, and waits for it as long as the grace and ctx
-// last. Whatever does not work out is left to the kill that follows.
-func (e *Engine) ask(ctx context.Context, in *instance, grace time.Duration) {
-	ctx, cancel := context.WithTimeout(ctx, grace)
+// ask has every process of a sandbox end by itself, or its main process, and waits for it as long
+// as the grace and ctx last. Whatever does not work out is left to the kill that follows.
+func (e *Engine) ask(ctx context.Context, in *instance, by runtime.Ask) {
+	ctx, cancel := context.WithTimeout(ctx, by.Grace)
 	defer cancel()
 	t, err := in.tree()
 	if err != nil {
 		return
 	}
 	defer t.close()
+	t.main = by.Main
 	e.mu.Lock()
-	asks := unix.SIGTERM
-	if in.spec.StopSignal != 0 {
-		asks = unix.Signal(in.spec.StopSignal)
-	}
+	asks := unix.Signal(cmp.Or(by.Signal, in.spec.StopSignal, int(unix.SIGTERM)))
 	e.mu.Unlock()
 	interactive, err := t.terminate(ctx, asks)
 	var hangingUp sync.WaitGroup
@@ -309,8 +337,8 @@ func (t *tree) settle(ctx context.Context) {
 	}
 }
 
-// idle reports whether init has no children, dead ones included, and that all its threads sleep.
-// One that has ended is idle.
+// idle reports whether init has none of the children, dead ones included, and that all its threads
+// sleep. One that has ended is idle.
 func (t *tree) idle() bool {
 	dir := fmt.Sprintf("/proc/%d/task", t.init)
 	threads, err := os.ReadDir(dir)
@@ -319,7 +347,11 @@ func (t *tree) idle() bool {
 	}
 	for _, th := range threads {
 		children, err := os.ReadFile(filepath.Join(dir, th.Name(), "children")) // fails where the kernel has no such file
-		if err == nil && len(children) > 0 {
+		waits := len(children) > 0
+		if t.main != 0 {
+			waits = slices.Contains(strings.Fields(string(children)), strconv.Itoa(t.own))
+		}
+		if err == nil && waits {
 			return false
 		}
 		stat, err := os.ReadFile(filepath.Join(dir, th.Name(), "stat"))

@@ -269,13 +269,13 @@ func (e *Engine) Kill(_ context.Context, id string) error {
 }
 
 // Stop ends the sandbox at once, unless [Engine.Reluctant] is set.
-func (e *Engine) Stop(ctx context.Context, id string, grace time.Duration) error {
+func (e *Engine) Stop(ctx context.Context, id string, ask runtime.Ask) error {
 	b, err := e.box(id)
 	if err != nil {
 		return err
 	}
 	if e.Reluctant {
-		ctx, cancel := context.WithTimeout(ctx, grace)
+		ctx, cancel := context.WithTimeout(ctx, ask.Grace)
 		defer cancel()
 		select {
 		case <-ctx.Done():

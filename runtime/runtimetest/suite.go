@@ -690,7 +690,7 @@ func testStop(t *testing.T, s *suite) {
 	t.Helper()
 	st := s.create(t, "stop1")
 	began := time.Now()
-	if err := s.Engine.Stop(t.Context(), "stop1", time.Minute); err != nil {
+	if err := s.Engine.Stop(t.Context(), "stop1", runtime.Ask{Grace: time.Minute}); err != nil {
 		t.Fatalf("stop: %v", err)
 	}
 	if took := time.Since(began); took > patience {
@@ -702,10 +702,10 @@ func testStop(t *testing.T, s *suite) {
 	if left, err := s.Engine.Leftovers(t.Context()); err != nil || !slices.Equal(left, []string{"stop1"}) {
 		t.Errorf("left after stop: %v, %v", left, err)
 	}
-	if err := s.Engine.Stop(t.Context(), "stop1", 0); err != nil {
+	if err := s.Engine.Stop(t.Context(), "stop1", runtime.Ask{}); err != nil {
 		t.Errorf("second stop: %v", err)
 	}
-	if err := s.Engine.Stop(t.Context(), "never2", 0); !errors.Is(err, runtime.ErrNotFound) {
+	if err := s.Engine.Stop(t.Context(), "never2", runtime.Ask{}); !errors.Is(err, runtime.ErrNotFound) {
 		t.Errorf("stop of what never was: %v, want ErrNotFound", err)
 	}
 	if err := s.Engine.Delete(t.Context(), "stop1"); err != nil {
@@ -740,7 +740,7 @@ func testPause(t *testing.T, s *suite) {
 	// A paused sandbox can be stopped. After a new start it is neither paused nor frozen by the old
 	// pause.
 	for _, end := range []func(context.Context) error{
-		func(ctx context.Context) error { return s.Engine.Stop(ctx, "pause1", time.Minute) },
+		func(ctx context.Context) error { return s.Engine.Stop(ctx, "pause1", runtime.Ask{Grace: time.Minute}) },
 		func(ctx context.Context) error { return s.Engine.Kill(ctx, "pause1") },
 	} {
 		if err := s.Engine.Pause(t.Context(), "pause1"); err != nil {

@@ -36,9 +36,9 @@ type face struct {
 const image = "tool:1" // has busybox
 
 // start starts a daemon with a face, and unpacks the command line.
-func start(t *testing.T) *face {
+func start(t *testing.T, args ...string) *face {
 	t.Helper()
-	f := serve(t)
+	f := serve(t, args...)
 	f.bin = t.TempDir()
 	if out, err := exec.CommandContext(t.Context(), "dpkg-deb", "--extract", harness.Deb(t, "docker.io"), f.bin).CombinedOutput(); err != nil {
 		t.Fatalf("unpack docker.io: %v: %s", err, out)
@@ -47,8 +47,8 @@ func start(t *testing.T) *face {
 	return f
 }
 
-// serve starts a daemon with a face.
-func serve(t *testing.T) *face {
+// serve starts a daemon with a face, and with more arguments.
+func serve(t *testing.T, args ...string) *face {
 	t.Helper()
 	testenv.RequireUserNS(t)
 	roots := filepath.Join(t.TempDir(), "roots")
@@ -56,7 +56,7 @@ func serve(t *testing.T) *face {
 		t.Fatal(err)
 	}
 	f := &face{roots: roots, home: t.TempDir()}
-	f.Daemon = harness.Start(t, harness.Options{Args: []string{"--docker", "--mount-root", roots}})
+	f.Daemon = harness.Start(t, harness.Options{Args: append([]string{"--docker", "--mount-root", roots}, args...)})
 	f.socket = filepath.Join(f.RuntimeDir, "docker.sock")
 	f.http = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", f.socket)

@@ -142,6 +142,8 @@ func (d *daemon) expand(text string) string {
 			return d.dir
 		case "$":
 			return "$"
+		case "now":
+			return strconv.FormatInt(time.Now().Unix()+1, 10)
 		}
 		return d.ids[name]
 	})
@@ -250,7 +252,7 @@ func (d *daemon) send(ctx context.Context, a *ask, archive []byte) answer {
 func byName(a, b any) int {
 	key := func(v any) string {
 		m, _ := v.(map[string]any)
-		return text(m["RepoTags"]) + text(m["Destination"]) + text(m["Path"])
+		return text(m["RepoTags"]) + text(m["Destination"]) + text(m["Path"]) + text(m["Name"])
 	}
 	return strings.Compare(key(a), key(b))
 }

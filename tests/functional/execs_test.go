@@ -386,6 +386,72 @@ func TestDetachedTerminal(t *testing.T) {
 	}
 }
 
+// A signal to the main process reaches no other of its process group.
+func TestSignalOfTheMainProcessAlone(t *testing.T) {
+	d := shared(t)
+	c := d.Client(t)
+	defer c.Close()
+	s := d.Create(t, api.CreateSandbox{})
+	x := detach(t, c, s, api.ExecRequest{Argv: []string{"sh", "-c", `trap 'echo main' USR1
+		sh -c 'trap "echo child" USR1; echo ready; while :; do sleep 0.1; done' & while :; do sleep 0.1; done`}})
+	var out locked
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { _, _ = c.Attach(ctx, s.ID, x.ID, 0, client.Streams{Stdout: &out}, nil) }() // ends with the exec
+	eventually(t, func() error { return out.has("ready") })
+	for range 3 {
+		if err := c.SignalExec(t.Context(), s.ID, x.ID, api.ExecSignal{Signal: "USR1", Main: true}); err != nil {
+			t.Error(err)
+		}
+	}
+	eventually(t, func() error { return out.has("main") })
+	if out.has("child") == nil {
+		t.Error("the signal has reached the process group")
+	}
+	if err := c.SignalExec(t.Context(), s.ID, x.ID, api.ExecSignal{Signal: "USR1"}); err != nil {
+		t.Error(err)
+	}
+	eventually(t, func() error { return out.has("child") })
+	s.Delete(t)
+}
+
+// A user's program may be in a directory that only root may enter; another is for its owner alone.
+// A variable that is named without a value is taken away, and annotations are shown.
+func TestExecInADirectoryOfRoot(t *testing.T) {
+	testenv.RequireSubIDs(t)
+	d := shared(t)
+	c := d.Client(t)
+	defer c.Close()
+	for name, set := range map[string]api.Settings{"default": {}, "no capability": {CapDrop: []string{"ALL"}}} {
+		t.Run(name, func(t *testing.T) {
+			s := d.Create(t, api.CreateSandbox{Env: []string{"A=b", "C=d"}, Settings: set})
+			s.Sh(t, "mkdir -m 700 /secret /own && chown 1000 /own || chmod 777 /own")
+			for _, dir := range []string{"/secret", "/own"} {
+				end, err := c.Exec(t.Context(), s.ID, api.ExecRequest{
+					Argv: []string{"sh", "-c", "pwd; ls; id -u; env"}, Cwd: dir, User: "1000", Env: []string{"A", "E"},
+				})
+				if err != nil {
+					t.Fatalf("%s: %v", dir, err)
+				}
+				out := string(end.Stdout)
+				if !strings.HasPrefix(out, dir+"\n1000\n") || strings.Contains(out, "A=") || !strings.Contains(out, "C=d\n") || strings.Contains(out, "E\n") {
+					t.Errorf("%s: %q, %q", dir, out, end.Stderr)
+				}
+				if denied := strings.Contains(string(end.Stderr), "denied"); denied != (dir == "/secret") {
+					t.Errorf("%s: %q", dir, end.Stderr)
+				}
+			}
+			s.Delete(t)
+		})
+	}
+	s := d.Create(t, api.CreateSandbox{})
+	x := detach(t, c, s, api.ExecRequest{Argv: []string{"true"}, Annotations: map[string]string{"note": "mine"}})
+	if got, err := c.GetExec(t.Context(), s.ID, x.ID); err != nil || got.Annotations["note"] != "mine" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	s.Delete(t)
+}
+
 // A signal to all reaches processes that have left the process group; kill ends everything;
 // children that outlive their program go on.
 func TestSignalsReachAllOfAnExec(t *testing.T) {

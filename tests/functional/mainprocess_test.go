@@ -148,6 +148,8 @@ func TestMainProcessEndsWhileDaemonsAreKilled(t *testing.T) {
 // Stop asks the main process, whatever it is, and the record says how it took it.
 func TestMainProcessIsStopped(t *testing.T) {
 	d := shared(t)
+	withChild := []string{"sh", "-c", `trap 'sleep 1; test -e /hit && exit 6; exit 5' TERM
+		sh -c 'trap "touch /hit; exit" TERM; echo up; while :; do sleep 0.1; done' & while :; do sleep 0.1; done`}
 	c := d.Client(t)
 	defer c.Close()
 	for name, test := range map[string]struct {
@@ -157,6 +159,8 @@ func TestMainProcessIsStopped(t *testing.T) {
 		code    int
 		signal  string
 		grace   float64
+		main    bool // ask it alone
+		by      string
 	}{
 		"waiting shell":    {command: []string{"sh", "-c", "echo up; sleep 600; true"}, up: "up\n", code: 143, signal: "SIGTERM", grace: 600},
 		"interactive bash": {command: []string{"bash", "-i"}, tty: true, up: "# ", code: 129, signal: "SIGHUP", grace: 600},
@@ -172,6 +176,12 @@ func TestMainProcessIsStopped(t *testing.T) {
 		"python":       {command: []string{"python3", "-q"}, tty: true, up: ">>> ", code: 143, signal: "SIGTERM", grace: 600},
 		"tidies up":    {command: []string{"sh", "-c", "trap 'echo tidy >/done; exit 5' TERM; echo up; while :; do sleep 0.1; done"}, up: "up\n", code: 5, grace: 600},
 		"is not asked": {command: []string{"sh", "-c", "trap '' TERM HUP; echo up; while :; do sleep 1; done"}, up: "up\n", code: 137, signal: "SIGKILL"},
+
+		"waiting shell alone":         {command: []string{"sh", "-c", "echo up; sleep 600; true"}, up: "up\n", code: 143, signal: "SIGTERM", grace: 600, main: true},
+		"interactive bash alone":      {command: []string{"bash", "-i"}, tty: true, up: "# ", code: 129, signal: "SIGHUP", grace: 600, main: true},
+		"another signal":              {command: []string{"sh", "-c", "trap 'exit 8' USR2; echo up; while :; do sleep 0.1; done"}, up: "up\n", code: 8, grace: 600, by: "USR2"},
+		"with what it has started":    {command: withChild, up: "up\n", code: 6, grace: 600},
+		"without what it has started": {command: withChild, up: "up\n", code: 5, grace: 600, main: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := d.Create(t, api.CreateSandbox{Command: test.command, TTY: test.tty})
@@ -183,7 +193,7 @@ func TestMainProcessIsStopped(t *testing.T) {
 			})
 			ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 			defer cancel()
-			now, err := c.StopSandbox(ctx, s.ID, api.StopSandbox{Grace: &test.grace})
+			now, err := c.StopSandbox(ctx, s.ID, api.StopSandbox{Grace: &test.grace, Main: test.main, Signal: test.by})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -301,6 +301,7 @@ func TestOpenAPIExamples(t *testing.T) {
 	w.step("commit")
 	w.step("tag")
 	w.step("push")
+	w.step("checkRegistry")
 	w.step("deleteImage")
 	exported := w.step("exportImage")
 	w.step("importImages", body(exported))

@@ -9,6 +9,56 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
+// A policy can be changed while a sandbox runs, and when it has ended, and holds for a restart that
+// is due.
+func TestRestartPolicyIsUpdated(t *testing.T) {
+	d := shared(t)
+	c := d.Client(t)
+	defer c.Close()
+	s := d.Create(t, api.CreateSandbox{Command: []string{"sh", "-c", "while [ ! -e /go ]; do sleep 0.01; done; exit 3"}})
+	if got := d.CLI(t, "update", s.ID, "--restart", "always"); got.Code != 0 {
+		t.Fatalf("%+v", got)
+	}
+	restarts := func(n int) {
+		t.Helper()
+		harness.Eventually(t, func() error {
+			sb, err := c.GetSandbox(t.Context(), s.ID)
+			if err == nil && (sb.Restarts < n || sb.Restart != "always") {
+				err = fmt.Errorf("%d restarts, policy %q", sb.Restarts, sb.Restart)
+			}
+			return err
+		})
+	}
+	_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"touch", "/go"}}) // the sandbox may end first
+	restarts(2)
+	// At most moments a restart is due.
+	if _, err := c.UpdateSandbox(t.Context(), s.ID, api.UpdateSandbox{Restart: new("no")}); err != nil {
+		t.Fatal(err)
+	}
+	var ended *api.Sandbox
+	harness.Eventually(t, func() (err error) {
+		if ended, err = c.GetSandbox(t.Context(), s.ID); err == nil && ended.State != api.StateStopped {
+			err = fmt.Errorf("it is %s", ended.State)
+		}
+		return err
+	})
+	// An ended one that is to be always up stays as it is until it is started.
+	if _, err := c.UpdateSandbox(t.Context(), s.ID, api.UpdateSandbox{Restart: new("always")}); err != nil {
+		t.Fatal(err)
+	}
+	now, err := c.GetSandbox(t.Context(), s.ID)
+	if err != nil || now.State != api.StateStopped || now.Restarts != ended.Restarts || now.Restart != "always" {
+		t.Fatalf("%+v, %v", now, err)
+	}
+	s.MustTurn(t, "start", nil, api.StateRunning)
+	restarts(1)
+	s.Delete(t)
+	once := d.Create(t, api.CreateSandbox{Command: []string{"sleep", "600"}, Settings: api.Settings{AutoRemove: true}})
+	_, err = c.UpdateSandbox(t.Context(), once.ID, api.UpdateSandbox{Restart: new("always")})
+	wantProblem(t, err, api.CodeInvalid)
+	once.Delete(t)
+}
+
 // Restart policies hold through kills of the daemon. The next one starts sandboxes that have ended
 // meanwhile, and stopped ones as their policies say. The number of restarts is kept.
 func TestRestartPoliciesOutliveTheDaemon(t *testing.T) {

@@ -508,13 +508,21 @@ func exitOf(a *guest.ExitedAnswer, timeout, elapsed time.Duration) (ExecExit, bo
 	return x, true
 }
 
-// Signal sends sig to the process's group, or, with all, to everything that the exec has started
-// and that one pass over /proc shows. A process that has exited is no error.
-func (e *Exec) Signal(sig syscall.Signal, all bool) error {
+// Reach is the processes of an exec that get a signal.
+type Reach int
+
+const (
+	ReachGroup Reach = iota // the main process's group
+	ReachMain               // the main process alone; an init of an earlier version sends nothing
+	ReachAll                // everything that the exec has started and that one pass over /proc shows
+)
+
+// Signal sends sig. A process that has exited is no error.
+func (e *Exec) Signal(sig syscall.Signal, to Reach) error {
 	if sig < 1 || sig > 64 {
 		return fmt.Errorf("signal %d: %w", int(sig), unix.EINVAL)
 	}
-	return e.tell("signal", guest.KindSignal, guest.SignalRequest{Signal: int(sig), All: all})
+	return e.tell("signal", guest.KindSignal, guest.SignalRequest{Signal: int(sig), All: to == ReachAll, Main: to == ReachMain})
 }
 
 // Kill ends everything that the exec has started, however far it has gone from its parent. Wait

@@ -201,12 +201,26 @@ func TestExecAsUser(t *testing.T) {
 	if err := os.WriteFile(tool, []byte("#!/bin/sh\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	// But for the working directory, which init enters, as runc does.
+	for _, argv := range [][]string{{"sh", "-c", "pwd; ls"}, {"nosuch"}, {"sh", "-c", "cd . && pwd"}} {
+		out, _, x, err := s.run(t, ExecRequest{Argv: argv, Env: testEnv, Cwd: secret, UID: 1000, GID: 1000})
+		if argv[0] == "nosuch" {
+			if e := asError(t, err); e.Stage != guest.StageLookup {
+				t.Error(err)
+			}
+		} else if err != nil || argv[2] == "pwd; ls" && (out != secret+"\n" || x.Code == 0) {
+			t.Errorf("%q: %q, %+v, %v", argv, out, x, err)
+		}
+	}
+	// Init is back at the root.
+	if out, _, _, err := s.run(t, ExecRequest{Argv: []string{"pwd"}, Env: testEnv, Cwd: "/"}); err != nil || out != "/\n" {
+		t.Errorf("%q, %v", out, err)
+	}
 	for _, tc := range []struct {
 		name string
 		r    ExecRequest
 		want guest.Error
 	}{
-		{"cwd", ExecRequest{Argv: []string{"true"}, Cwd: secret}, guest.Error{Stage: guest.StageCwd, Errno: unix.EACCES, Path: secret}},
 		{"program", ExecRequest{Argv: []string{tool}}, guest.Error{Stage: guest.StageLookup, Errno: unix.EACCES, Path: tool}},
 		{"program below cwd", ExecRequest{Argv: []string{"./tool"}, Cwd: dir}, guest.Error{Stage: guest.StageLookup, Errno: unix.EACCES, Path: "./tool"}},
 	} {
@@ -416,7 +430,7 @@ func TestTimeoutKillsEverythingOfTheExec(t *testing.T) {
 			// On a busy machine a program that forks may go on for longer than the other execs are spared.
 			others := 1
 			if took > tc.r.Timeout+initKillAll {
-				if err := other.Signal(unix.SIGTERM, false); err != nil {
+				if err := other.Signal(unix.SIGTERM, ReachGroup); err != nil {
 					t.Fatal(err)
 				}
 				others = 0
@@ -429,7 +443,7 @@ func TestTimeoutKillsEverythingOfTheExec(t *testing.T) {
 				return
 			}
 			// The other exec has not been touched.
-			if err := other.Signal(unix.SIGTERM, false); err != nil {
+			if err := other.Signal(unix.SIGTERM, ReachGroup); err != nil {
 				t.Fatal(err)
 			}
 			if exit, err := other.Wait(); err != nil || exit.Signal != unix.SIGTERM {
@@ -511,10 +525,10 @@ func TestKill(t *testing.T) {
 	}
 	s.gone(t, "sleep")
 	// After the exit neither is an error.
-	if err := errors.Join(e.Kill(), e.Signal(unix.SIGTERM, false)); err != nil {
+	if err := errors.Join(e.Kill(), e.Signal(unix.SIGTERM, ReachGroup)); err != nil {
 		t.Error(err)
 	}
-	if err := e.Signal(65, false); err == nil {
+	if err := e.Signal(65, ReachGroup); err == nil {
 		t.Error("signal 65 was sent")
 	}
 }
@@ -560,7 +574,7 @@ func TestSignalGoesToTheGroup(t *testing.T) {
 	exit, err := e.Stream(t.Context(), func(_ string, p []byte) error {
 		out.Write(p)
 		if strings.Contains(string(p), "up") {
-			return e.Signal(unix.SIGUSR1, false)
+			return e.Signal(unix.SIGUSR1, ReachGroup)
 		}
 		return nil
 	})

@@ -72,7 +72,7 @@ func TestWholeExec(t *testing.T) {
 			}
 			atOnce = n >= 100 && (atOnce || e.conn == nil)
 			// An exec that has ended accepts every call.
-			if err := errors.Join(e.Signal(unix.SIGTERM, false), e.Kill(), e.Close()); err != nil {
+			if err := errors.Join(e.Signal(unix.SIGTERM, ReachGroup), e.Kill(), e.Close()); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -149,11 +149,11 @@ func (s *server) control(p *process) {
 		case guest.KindSignal:
 			var m guest.SignalRequest
 			switch {
-			case pkt.Into(&m, 0) != nil || m.Signal < 1 || m.Signal > 64:
+			case pkt.Into(&m, 0) != nil || m.Signal < 1 || m.Signal > 64 || m.All && m.Main:
 			case m.All:
 				s.signalAll(p, syscall.Signal(m.Signal))
 			default:
-				s.signal(p, syscall.Signal(m.Signal))
+				s.signal(p, syscall.Signal(m.Signal), !m.Main)
 			}
 		case guest.KindKill:
 			s.end(p, false)
@@ -283,14 +283,19 @@ func (s *server) end(p *process, timeout bool) {
 	p.reportExit()
 }
 
-// signal sends sig to the group of a process that has not been reaped. The main process leads its
-// session, so it cannot leave that group.
-func (s *server) signal(p *process, sig syscall.Signal) {
+// signal sends sig to a process that has not been reaped, or to its group. The main process leads
+// its session, so it cannot leave that group.
+func (s *server) signal(p *process, sig syscall.Signal, group bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.procs[p.pid] == p {
-		_ = unix.Kill(-p.pid, sig)
+	if s.procs[p.pid] != p {
+		return
 	}
+	to := p.pid
+	if group {
+		to = -to
+	}
+	_ = unix.Kill(to, sig)
 }
 
 // readStrings reads the memfd of an exec.
@@ -377,7 +382,12 @@ func (s *server) start(c *conn, r *guest.ExecRequest, cwd string, argv, env []st
 		return nil, fail(guest.StageCwd, err, cwd)
 	}
 	defer func() { _ = unix.Close(dir) }()
-	cred := &syscall.Credential{Uid: r.UID, Gid: r.GID, Groups: r.Groups}
+	// The group is a supplementary one, too: a set-group-ID program could otherwise leave it, and with
+	// it what a file's mode denies to its group (CVE-2022-36109).
+	cred := &syscall.Credential{Uid: r.UID, Gid: r.GID, Groups: append(slices.Clone(r.Groups), r.GID)}
+	if slices.Contains(r.Groups, r.GID) {
+		cred.Groups = r.Groups
+	}
 	if s.lonely {
 		// setgroups(2) always fails, also without any change.
 		for _, g := range r.Groups {
@@ -388,7 +398,6 @@ func (s *server) start(c *conn, r *guest.ExecRequest, cwd string, argv, env []st
 		cred.NoSetGroups = true
 	}
 	attr := &syscall.ProcAttr{
-		Dir: "/proc/self/fd/" + strconv.Itoa(dir),
 		Env: env,
 		// All other descriptors of init are close-on-exec.
 		Files: []uintptr{uintptr(files[0]), uintptr(files[1]), uintptr(files[2])},
@@ -407,7 +416,7 @@ func (s *server) start(c *conn, r *guest.ExecRequest, cwd string, argv, env []st
 	// As execvp(3): a later file may be executable, and a refusal outweighs an absence.
 	failure := none
 	for _, path := range paths {
-		p, err := s.forkLimited(c, path, argv, attr, r)
+		p, err := s.forkLimited(c, dir, path, argv, attr, r)
 		if err == nil {
 			return p, nil
 		}
@@ -416,9 +425,11 @@ func (s *server) start(c *conn, r *guest.ExecRequest, cwd string, argv, env []st
 			return nil, fail(guest.StageStart, unix.EACCES, path)
 		case errors.Is(err, errUnmarked):
 			return nil, fail(guest.StageStart, err, path)
+		case errors.Is(err, errOutside):
+			return nil, fail(guest.StageCwd, unix.EPERM, cwd)
 		case errors.Is(err, unix.EACCES), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EPERM),
 			errors.Is(err, unix.ELOOP), errors.Is(err, unix.EINVAL):
-			if err := s.diagnose(attr, cwd, r); err != nil {
+			if err := s.diagnose(attr, dir, cwd, r); err != nil {
 				return nil, err
 			}
 			switch {
@@ -438,21 +449,28 @@ func (s *server) start(c *conn, r *guest.ExecRequest, cwd string, argv, env []st
 // diagnose finds out after a failed start whether the user or the working directory was the reason;
 // nil if it was the program. Only execve refuses a name that is longer than any file's with that
 // errno.
-func (s *server) diagnose(attr *syscall.ProcAttr, cwd string, r *guest.ExecRequest) error {
-	probe := func(dir string) error {
+func (s *server) diagnose(attr *syscall.ProcAttr, dir int, cwd string, r *guest.ExecRequest) error {
+	probe := func(enter bool) error {
 		a := *attr
-		a.Dir = dir
+		a.Dir = "/"
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		if enter {
+			leave, err := enterFor(dir, &a)
+			if err != nil {
+				return err
+			}
+			defer leave()
+		}
 		//nolint:gosec // there is no such program
 		_, err := syscall.ForkExec("/"+strings.Repeat("x", guest.MaxPath), []string{"probe"}, &a)
 		return err
 	}
-	err := probe(attr.Dir)
+	err := probe(true)
 	if errors.Is(err, unix.ENAMETOOLONG) {
 		return nil
 	}
-	if errors.Is(probe("/"), unix.ENAMETOOLONG) {
+	if errors.Is(probe(false), unix.ENAMETOOLONG) {
 		return fail(guest.StageCwd, err, cwd)
 	}
 	return fail(guest.StageStart, err, "user "+strconv.Itoa(int(r.UID))+":"+strconv.Itoa(int(r.GID)))
@@ -533,9 +551,32 @@ func forkExec(path string, argv []string, attr *syscall.ProcAttr) (int, error) {
 // maxQuick bounds the processes that are waited for in [server.ended] at a time.
 const maxQuick = 2
 
-// fork starts path and adds the process to the table. If the result is a whole one, the caller must
+// errOutside refuses a working directory that is not below the root.
+var errOutside = errors.New("the working directory is outside of the root")
+
+// enterFor makes dir the working directory of a program that is forked before leave. As with runc,
+// the program's user need not be able to enter it: init enters it, which runs as root, and the
+// program inherits it. If init may not, the child tries as its user. Dir was looked up without
+// magic links; that it is below the root is checked nevertheless (CVE-2024-21626). The caller holds
+// mu. Other threads of init meanwhile use absolute paths alone.
+func enterFor(dir int, attr *syscall.ProcAttr) (leave func(), err error) {
+	attr.Dir = ""
+	if unix.Fchdir(dir) != nil {
+		attr.Dir = "/proc/self/fd/" + strconv.Itoa(dir)
+		return func() {}, nil
+	}
+	leave = func() { _ = unix.Chdir("/") }
+	var buf [unix.PathMax]byte
+	if n, err := unix.Getcwd(buf[:]); err != nil || n < 1 || buf[0] != '/' { // "(unreachable)"
+		leave()
+		return nil, errOutside
+	}
+	return leave, nil
+}
+
+// fork starts path in dir and adds the process to the table. If the result is a whole one, the caller must
 // call [server.ended].
-func (s *server) fork(c *conn, path string, argv []string, attr *syscall.ProcAttr, whole bool) (*process, error) {
+func (s *server) fork(c *conn, dir int, path string, argv []string, attr *syscall.ProcAttr, whole bool) (*process, error) {
 	p := &process{conn: c, uts: -1, pidfd: -1, done: make(chan struct{})}
 	err := func() error {
 		s.mu.Lock()
@@ -545,10 +586,15 @@ func (s *server) fork(c *conn, path string, argv []string, attr *syscall.ProcAtt
 		if p.whole = whole && s.quick < maxQuick; p.whole {
 			attr.Sys.PidFD = &p.pidfd
 		}
+		leave, err := enterFor(dir, attr)
+		if err != nil {
+			return err
+		}
 		p.begun = time.Now()
 		settle := s.lean()
 		pid, err := s.forker.forkExec(path, argv, attr)
 		settle()
+		leave()
 		if err != nil {
 			return err
 		}

@@ -216,7 +216,7 @@ func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err,
 // signalAll sends sig to the main process's group and to everything else that the exec has started,
 // as one pass over /proc finds it. A process that forks meanwhile may be missed; kill misses none.
 func (s *server) signalAll(p *process, sig syscall.Signal) {
-	s.signal(p, sig)
+	s.signal(p, sig, true)
 	_ = s.eachProcess(func(pid int, name string) bool {
 		if pid == 1 {
 			return true

@@ -156,9 +156,9 @@ func lowering(limits []guest.Rlimit) error {
 }
 
 // forkLimited is fork, with limits if there are any.
-func (s *server) forkLimited(c *conn, path string, argv []string, attr *syscall.ProcAttr, r *guest.ExecRequest) (*process, error) {
+func (s *server) forkLimited(c *conn, dir int, path string, argv []string, attr *syscall.ProcAttr, r *guest.ExecRequest) (*process, error) {
 	if len(r.Limits) == 0 {
-		return s.fork(c, path, argv, attr, r.Whole)
+		return s.fork(c, dir, path, argv, attr, r.Whole)
 	}
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
@@ -174,7 +174,7 @@ func (s *server) forkLimited(c *conn, path string, argv []string, attr *syscall.
 	a := *attr
 	a.Env = []string{"GOMAXPROCS=1"} // see makeRoom
 	a.Files = append(append([]uintptr{}, attr.Files...), uintptr(pipe[1]))
-	p, err := s.fork(c, "/proc/self/exe", shimArgs(r.Limits, path, argv, attr.Env), &a, false)
+	p, err := s.fork(c, dir, "/proc/self/exe", shimArgs(r.Limits, path, argv, attr.Env), &a, false)
 	_ = unix.Close(pipe[1])
 	if err != nil {
 		return nil, err
