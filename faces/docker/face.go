@@ -261,12 +261,9 @@ func (c *call) read(v any, optional bool) error {
 			}
 		}
 	}
-	rc := http.NewResponseController(c.w)
-	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // every connection of ours has deadlines
-	defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
-	data, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxBody))
+	data, err := c.body()
 	if err != nil {
-		return badf("read the body: %v", err)
+		return err
 	}
 	if len(data) == 0 {
 		if optional {
@@ -282,6 +279,28 @@ func (c *call) read(v any, optional bool) error {
 		return badf("unexpected content after JSON")
 	}
 	return nil
+}
+
+// body reads the body whole.
+func (c *call) body() ([]byte, error) {
+	rc := http.NewResponseController(c.w)
+	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // every connection of ours has deadlines
+	defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
+	data, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxBody))
+	if err != nil {
+		return nil, badf("read the body: %v", err)
+	}
+	return data, nil
+}
+
+// skipBody reads the body of a request that becomes a stream, in which dockerode repeats the
+// query: the program's input begins behind it. A body without a length is the input.
+func (c *call) skipBody() error {
+	if c.r.ContentLength <= 0 {
+		return nil
+	}
+	_, err := c.body()
+	return err
 }
 
 // truth reads a parameter that is true or false as Docker does.

@@ -330,6 +330,9 @@ func (c *call) postAttach() error {
 	if err != nil {
 		return err
 	}
+	if err := c.skipBody(); err != nil {
+		return err
+	}
 	if sb.State == api.StatePaused {
 		return statusf(http.StatusConflict, "container %s is paused, unpause the container before attach", containerID(sb.ID))
 	}
