@@ -188,6 +188,9 @@ func (c *call) getEvents() error {
 	c.w.WriteHeader(http.StatusOK)
 	c.flush()
 	err = c.f.api.Events(c.ctx(), opts, func(e api.Event) error {
+		if e.Idle { // its files are used
+			return nil
+		}
 		for _, name := range eventNames[e.Type][e.Action] {
 			if err := c.sendEvent(want, &e, name); err != nil {
 				return err
