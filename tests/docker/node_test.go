@@ -164,7 +164,7 @@ var testcontainersSteps = []expected{
 	{"commit", `"sha256:ID"`},
 	{"run of what was committed", `true`},
 	{"build", `\[\[200,"of the host\\n"\],\[200,"argument\\n"\]\]`},
-	{"network", `\[\[200,"rows\\n"\],\[true,false\]\]`}, // and bridge: it connects the container when it has been created
+	{"network", `\[\[200,"rows\\n"\],true,2\]`}, // and bridge: it connects the container when it has been created
 }
 
 // TestTestcontainers runs testdata/npm/testcontainers.js, a suite of tests that wants its databases

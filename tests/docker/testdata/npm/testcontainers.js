@@ -101,7 +101,7 @@ async function main() {
     .withWaitStrategy(Wait.forLogMessage('ready')).start();
   const web = await new GenericContainer(IMAGE).withCommand(['sh', '-c', 'mkdir /srv; until busybox nc sql 5432 </dev/null >/srv/rows; do :; done; exec busybox httpd -f -p 8080 -h /srv'])
     .withNetwork(network).withExposedPorts(8080).withWaitStrategy(Wait.forHttp('/rows', 8080).forResponsePredicate((b) => b === 'rows\n')).start();
-  tell('network', [await fetched(web, 8080, 'rows'), db.getNetworkNames().map((n) => n === network.getName())]);
+  tell('network', [await fetched(web, 8080, 'rows'), db.getNetworkNames().includes(network.getName()), db.getNetworkNames().length]);
   await web.stop();
   await db.stop();
   await network.stop();
