@@ -119,6 +119,9 @@ func compile(table []route) []route {
 	return table
 }
 
+// libpod matches the paths of podman's own API, which podman --remote uses.
+var libpod = regexp.MustCompile(`^(/v[0-9.]+)?/libpod/`)
+
 var versioned = regexp.MustCompile(`^/v([0-9]{1,4})\.([0-9]{1,4})(/.*)$`)
 
 // Handler returns the handler of all requests.
@@ -148,6 +151,9 @@ func (c *call) serve(table []route) error {
 	path := c.r.URL.Path
 	if r := c.r.Header; r.Get("Origin") != "" || r.Get("Sec-Fetch-Site") != "" {
 		return statusf(http.StatusForbidden, "requests of web pages are refused")
+	}
+	if libpod.MatchString(path) {
+		return statusf(http.StatusNotFound, "podman's own API is not served, only Docker's: use a client of Docker, or podman without --remote")
 	}
 	if m := versioned.FindStringSubmatch(path); m != nil {
 		major, _ := strconv.Atoi(m[1]) // digits
