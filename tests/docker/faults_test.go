@@ -157,11 +157,14 @@ func TestKillsUnderAttachedClients(t *testing.T) {
 	f.must(t, docker, "rm", "box")
 }
 
-// Thousands of containers are listed, in bounded memory.
+// maxContainers is how many sandboxes a daemon holds.
+const maxContainers = 1000
+
+// As many containers as there can be are listed, in bounded memory, and one more is refused.
 func TestManyContainersAreListed(t *testing.T) {
 	f := serve(t)
 	f.images(t)
-	n := testenv.Rounds(300, 10000)
+	n := testenv.Rounds(300, maxContainers)
 	made := make(map[string]string, n) // names by ID
 	for i := range n {
 		name := fmt.Sprintf("box-%d", i)
@@ -196,6 +199,11 @@ func TestManyContainersAreListed(t *testing.T) {
 			t.Errorf("%d rows of %d containers", len(rows), len(got))
 		}
 		return got
+	}
+	if n == maxContainers {
+		if status, answer := f.post(t, "/v1.51/containers/create", map[string]any{"Image": image}); status != http.StatusConflict || !strings.Contains(answer, "too many sandboxes") {
+			t.Errorf("one more: %d %s", status, answer)
+		}
 	}
 	before := resident(t, f)
 	for query, want := range map[string]int{
