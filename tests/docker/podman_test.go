@@ -8,8 +8,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// A podman that is pointed at the face asks for its own API first, and ends with an error at once. It
-// shows the status alone; the answer has the reason for those that read it.
+// A podman that is pointed at the face asks for its own API first, and ends with an error at once.
+// It shows the status alone; the answer has the reason for those that read it.
 func TestPodmanRemoteIsRefused(t *testing.T) {
 	podman := testenv.RequirePeer(t, "podman")
 	f := serve(t)

@@ -108,6 +108,7 @@ async function main() {
   fs.rmSync(dir, { recursive: true });
 }
 
-// The stream of a log on a connection that was idle before does not keep node running; suites of tests do.
+// The stream of a log on a connection that was idle before does not keep node running; suites of
+// tests do.
 setInterval(() => {}, 1 << 30);
 main().then(() => process.exit(0), (e) => { console.error(e); process.exit(1); });
