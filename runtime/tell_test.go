@@ -96,7 +96,7 @@ func TestChangesAreTold(t *testing.T) {
 	check("the end of its main process", "b stopped stopped (its main process exited with 3) 3")
 	must(s.Start(t.Context(), a.ID, runtime.StartRequest{Profile: request("").Profile, Idle: true}))
 	must(s.Stop(t.Context(), a.ID, 0))
-	check("a start without its main process", "b started running idle", "b stopped stopped (stopped) idle")
+	check("a start without its main process", "b started running idle", "b stopped stopped (stopped) 3 idle")
 	if err := s.Delete(t.Context(), a.ID); err != nil {
 		t.Fatal(err)
 	}
