@@ -66,6 +66,7 @@ type Event struct {
 	Snapshot string            `json:"snapshot,omitempty"` // ID of the one that a sandbox was created from or rolled back to
 	State    SandboxState      `json:"state,omitempty"`    // of a sandbox, after the change
 	Health   HealthStatus      `json:"health,omitempty"`   // of a sandbox
+	Idle     bool              `json:"idle,omitempty"`     // of a start or stop: the sandbox runs without its main process
 	Reason   string            `json:"reason,omitempty"`   // of a stop or failure
 	Code     *int              `json:"code,omitempty"`     // exit code of an exec, or of a stopped sandbox's main process; absent if unknown
 	Program  string            `json:"program,omitempty"`  // argv[0] of an exec

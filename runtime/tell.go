@@ -19,8 +19,10 @@ func (s *Supervisor) tell(sb *sandbox, e api.Event) {
 		e.State = ""
 	case api.ActionCreated, api.ActionRolledBack:
 		e.Snapshot = rec.Snapshot
+	case api.ActionStarted:
+		e.Idle = rec.Idle
 	case api.ActionStopped:
-		e.Reason = rec.Reason
+		e.Reason, e.Idle = rec.Reason, rec.Idle
 		if rec.Exit != nil {
 			code := rec.Exit.Code
 			e.Code = &code

@@ -31,6 +31,9 @@ func (c *told) on(tenant string, e api.Event) {
 	if e.Code != nil {
 		line += fmt.Sprintf(" %d", *e.Code)
 	}
+	if e.Idle {
+		line += " idle"
+	}
 	if e.From != "" {
 		line += " from " + e.From
 	}
@@ -91,6 +94,9 @@ func TestChangesAreTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("the end of its main process", "b stopped stopped (its main process exited with 3) 3")
+	must(s.Start(t.Context(), a.ID, runtime.StartRequest{Profile: request("").Profile, Idle: true}))
+	must(s.Stop(t.Context(), a.ID, 0))
+	check("a start without its main process", "b started running idle", "b stopped stopped (stopped) 3 idle")
 	if err := s.Delete(t.Context(), a.ID); err != nil {
 		t.Fatal(err)
 	}

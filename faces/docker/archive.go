@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/gzip"
+	"github.com/moby/moby/api/types/container"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -51,6 +52,11 @@ func (f *Face) withFiles(ctx context.Context, sb *api.Sandbox, do func() error) 
 			err = errors.Join(err, serr)
 		}
 	}()
+	// Docker makes the working directory with the container, and clients copy files into it before
+	// the start. The first start of ours makes it, and reports why it cannot.
+	if now.Cwd != "" && stateOf(now) == container.StateCreated {
+		_ = f.api.MakeDirectory(ctx, sb.ID, api.MakeDirectory{Path: now.Cwd, Parents: true, User: "0"})
+	}
 	return do()
 }
 

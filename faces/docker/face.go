@@ -120,6 +120,9 @@ func compile(table []route) []route {
 	return table
 }
 
+// libpod matches the paths of podman's own API, which podman --remote uses.
+var libpod = regexp.MustCompile(`^(/v[0-9.]+)?/libpod/`)
+
 var versioned = regexp.MustCompile(`^/v([0-9]{1,4})\.([0-9]{1,4})(/.*)$`)
 
 // Handler returns the handler of all requests.
@@ -149,6 +152,9 @@ func (c *call) serve(table []route) error {
 	path := c.r.URL.Path
 	if r := c.r.Header; r.Get("Origin") != "" || r.Get("Sec-Fetch-Site") != "" {
 		return statusf(http.StatusForbidden, "requests of web pages are refused")
+	}
+	if libpod.MatchString(path) {
+		return statusf(http.StatusNotFound, "podman's own API is not served, only Docker's: use a client of Docker, or podman without --remote")
 	}
 	if m := versioned.FindStringSubmatch(path); m != nil {
 		major, _ := strconv.Atoi(m[1]) // digits
@@ -262,12 +268,9 @@ func (c *call) read(v any, optional bool) error {
 			}
 		}
 	}
-	rc := http.NewResponseController(c.w)
-	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // every connection of ours has deadlines
-	defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
-	data, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxBody))
+	data, err := c.body()
 	if err != nil {
-		return badf("read the body: %v", err)
+		return err
 	}
 	if len(data) == 0 {
 		if optional {
@@ -283,6 +286,28 @@ func (c *call) read(v any, optional bool) error {
 		return badf("unexpected content after JSON")
 	}
 	return nil
+}
+
+// body reads the body whole.
+func (c *call) body() ([]byte, error) {
+	rc := http.NewResponseController(c.w)
+	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // every connection of ours has deadlines
+	defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
+	data, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxBody))
+	if err != nil {
+		return nil, badf("read the body: %v", err)
+	}
+	return data, nil
+}
+
+// skipBody reads the body of a request that becomes a stream, in which dockerode repeats the
+// query: the program's input begins behind it. A body without a length is the input.
+func (c *call) skipBody() error {
+	if c.r.ContentLength <= 0 {
+		return nil
+	}
+	_, err := c.body()
+	return err
 }
 
 // truth reads a parameter that is true or false as Docker does.

@@ -282,6 +282,11 @@ func (c *call) attach(a attachment) error {
 		<-ended //nolint:errcheck // the client is gone
 		return errAnswered
 	}
+	// Before the answer, which clients of a terminal take for the moment to set its size.
+	var failed error
+	if a.begin != nil {
+		failed = a.begin(ctx)
+	}
 	conn, err := c.hijack(a.tty)
 	if err != nil {
 		cancel(err)
@@ -292,14 +297,12 @@ func (c *call) attach(a attachment) error {
 	late.conn = conn
 	conn.awaitHead()
 	close(late.ready)
-	if a.begin != nil {
-		if err := a.begin(ctx); err != nil {
-			_, _ = stdout.Write([]byte(err.Error() + "\r\n")) // a client that is gone has no use for it
-			cancel(err)
-			<-ended //nolint:errcheck // the client is gone
-			conn.closeWrite()
-			return errAnswered
-		}
+	if failed != nil {
+		_, _ = stdout.Write([]byte(failed.Error() + "\r\n")) // a client that is gone has no use for it
+		cancel(failed)
+		<-ended //nolint:errcheck // the program has not run
+		conn.closeWrite()
+		return errAnswered
 	}
 	<-ended //nolint:errcheck // its error is told by the record of the program, or is the client's own end
 	conn.closeWrite()
@@ -331,6 +334,9 @@ func (c *call) postAttach() error {
 	}
 	keys, err := keysOf(c.q.Get("detachKeys"))
 	if err != nil {
+		return err
+	}
+	if err := c.skipBody(); err != nil {
 		return err
 	}
 	if sb.State == api.StatePaused {
@@ -459,7 +465,7 @@ func (f *Face) await(ctx context.Context, sb *api.Sandbox, condition string, sin
 	go func() {
 		result <- f.api.Events(ctx, client.EventOptions{Since: since, Follow: true, Filters: []string{"type=sandbox", "object=" + sb.ID}}, func(e api.Event) error {
 			switch {
-			case e.Object != sb.ID:
+			case e.Object != sb.ID, e.Idle: // its files are used
 			case e.Action == api.ActionStopped:
 				code, known = 137, true
 				if e.Code != nil {

@@ -192,6 +192,9 @@ func (c *call) getEvents() error {
 	c.flush()
 	seen := map[string]api.Event{} // the last one of a sandbox
 	err = c.f.api.Events(c.ctx(), opts, func(e api.Event) error {
+		if e.Idle { // its files are used
+			return nil
+		}
 		switch e.Type { //nolint:exhaustive // the others are of no container
 		case api.EventSandbox:
 			seen[e.Object] = e

@@ -188,6 +188,7 @@ func TestHostileRequests(t *testing.T) {
 		"swarm":                {"POST", "/swarm/init", "application/json", "{}", 501},
 		"plugin":               {"POST", "/plugins/pull?remote=evil", "", "", 501},
 		"secrets without":      {"GET", "/secrets", "", "", 503},
+		"podman's API":         {"GET", "/v4.3.1/libpod/_ping", "", "", 404},
 		"BuildKit's session":   {"POST", "/session", "", "", 404},
 		"BuildKit's transport": {"POST", "/grpc", "", "", 404},
 	} {

@@ -36,6 +36,7 @@ var helpers = []helper{
 	{name: "neighbour", dir: ".", pkg: "./tests/engine/neighbour"},
 	{name: "makerfoe", dir: ".", pkg: "./tests/engine/makerfoe", cgo: true},
 	{name: "mutant-launcher", dir: ".", pkg: "./cmd/sandboxd-launcher", cgo: true, tags: " mutant"},
+	{name: "mobyclient", dir: "tests/docker/mobyclient", pkg: "."},
 	{name: "containerd-apply", dir: "tests/layers/containerd", pkg: "."},
 }
 

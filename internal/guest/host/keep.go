@@ -137,11 +137,13 @@ func (e *Exec) Spool(ctx context.Context, sink Sink) (ExecExit, error) {
 // spliceSize is the default size of a pipe, moved at once.
 const spliceSize = 64 << 10
 
+// splice moves bytes and returns their number, which is not negative on an error either: callers
+// add it up.
 func splice(from, to, most int) (int, error) {
 	for {
 		n, err := unix.Splice(from, nil, to, nil, most, unix.SPLICE_F_NONBLOCK)
 		if !errors.Is(err, unix.EINTR) {
-			return int(n), err
+			return max(int(n), 0), err
 		}
 	}
 }

@@ -141,6 +141,42 @@ func TestKeptExecIsAdopted(t *testing.T) {
 	}
 }
 
+// A terminal's output that comes byte by byte, as the echo of a person's keys does, is taken to its
+// end.
+func TestKeptTerminalsSingleBytesAreTaken(t *testing.T) {
+	s := startInit(t)
+	const script = "stty raw -echo; for i in 1 2 3 4; do printf $i; head -c 1 >/dev/null; done; printf 5"
+	e, err := s.Exec(t.Context(), ExecRequest{Argv: []string{"sh", "-c", script}, Env: testEnv, TTY: true, Keep: true, Timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = e.Close() }()
+	m := newMemory(t, true)
+	ended := make(chan error, 1)
+	go func() {
+		exit, err := e.Spool(t.Context(), m)
+		if exit.Code != 0 {
+			err = fmt.Errorf("%+v, %w", exit, err)
+		}
+		ended <- err
+	}()
+	for i := range 4 {
+		guesttest.WaitFor(t, func() bool {
+			fi, err := m.f.Stat()
+			return err != nil || fi.Size() > int64(i)
+		})
+		if _, err := e.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if got := m.read(t); got != "12345" {
+		t.Errorf("%q", got)
+	}
+}
+
 // A hostile init has made the master blocking and taken the input, or keeps writes from being read.
 // Reads and writes that are held then are abandoned with their exec, and no call waits for them.
 func TestHeldTerminalDelaysNoCall(t *testing.T) {
