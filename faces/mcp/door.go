@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/sandboxd/sandboxd/api"
 )
 
 // door makes HTTP servers in sandboxes reachable at a listener of the host. The name in a request's
@@ -56,7 +58,8 @@ func newDoor(s *Server, l net.Listener) *door {
 		},
 		FlushInterval: -1,
 		ErrorLog:      slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			s.log.Info("a port of a sandbox was not reached", "error", err)
 			http.Error(w, "no server answers at this port of the sandbox", http.StatusBadGateway)
 		},
 	}
@@ -144,8 +147,8 @@ func getURL(ctx context.Context, c *call, in urlIn) (*mcp.CallToolResult, urlOut
 			return nil, urlOut{URL: "http://" + net.JoinHostPort(p.Address, strconv.Itoa(int(p.HostPort))) + "/"}, nil
 		}
 	}
-	if c.s.door == nil {
-		return nil, urlOut{}, errors.New("the operator has published no such port (--publish)")
+	if sb.Network.Mode != api.NetworkSandbox && !sb.Network.HasGateway() {
+		return nil, urlOut{}, errors.New("the sandbox has no network, and so no ports that are reachable; the operator chooses the network (--network)")
 	}
 	at, err := c.s.door.add(target{b.id, uint16(in.Port)}) //nolint:gosec // checked above
 	if err != nil {

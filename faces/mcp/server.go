@@ -36,7 +36,7 @@ type Options struct {
 	Images []string
 	// Timeout is the maximum time of a command in the foreground; zero means [DefaultTimeout].
 	Timeout time.Duration
-	// URLs is the listener at which get_url makes ports of sandboxes reachable; nil means nowhere.
+	// URLs is the listener at which get_url makes ports of sandboxes reachable. Close closes it.
 	URLs net.Listener
 	// HostPaths are replaced in the texts of errors: directories of the daemon.
 	HostPaths []string
@@ -82,10 +82,8 @@ func New(opts Options) *Server {
 	})
 	s.addTools()
 	s.addResources()
-	if opts.URLs != nil {
-		s.door = newDoor(s, opts.URLs)
-		s.working.Go(s.door.serve)
-	}
+	s.door = newDoor(s, opts.URLs)
+	s.working.Go(s.door.serve)
 	s.working.Go(s.keepDaemon)
 	return s
 }
@@ -96,9 +94,7 @@ func (s *Server) Close() {
 	s.closed = true
 	s.mu.Unlock()
 	s.cancel()
-	if s.door != nil {
-		s.door.close()
-	}
+	s.door.close()
 	s.working.Wait()
 }
 

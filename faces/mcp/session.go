@@ -82,9 +82,7 @@ func (se *session) end() {
 func (s *Server) remove(b *box) error {
 	ctx, cancel := context.WithTimeout(context.Background(), deleteTimeout)
 	defer cancel()
-	if s.door != nil {
-		s.door.forget(b.id)
-	}
+	s.door.forget(b.id)
 	err := s.api.DeleteSandbox(ctx, b.id)
 	if errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
 		err = nil
