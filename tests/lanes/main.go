@@ -221,7 +221,7 @@ func (o options) provide(ctx context.Context) error {
 	if out, err := exec.CommandContext(ctx, "hack/debs.sh", kept).CombinedOutput(); err != nil {
 		return fmt.Errorf("fetch packages: %w\n%s", err, out)
 	}
-	if out, err := exec.CommandContext(ctx, "sh", "-c", `install -m 644 "$1"/*.deb "$2"`, "sh", kept, o.debs()).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "sh", "-c", `install -m 644 "$1"/*.deb "$1"/*.tar "$2"`, "sh", kept, o.debs()).CombinedOutput(); err != nil {
 		return fmt.Errorf("copy packages: %w\n%s", err, out)
 	}
 	return nil
