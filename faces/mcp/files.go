@@ -350,6 +350,17 @@ func uri(sandbox, file string) string {
 }
 
 func (s *Server) addResources() {
+	// The SDK quotes the URI of an unknown resource in a way that is not always JSON. A message that
+	// cannot be encoded would end the session.
+	s.mcp.AddReceivingMiddleware(func(next mcp.MethodHandler) mcp.MethodHandler {
+		return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
+			res, err := next(ctx, method, req)
+			if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok && len(rpc.Data) > 0 && !json.Valid(rpc.Data) {
+				err = &jsonrpc.Error{Code: rpc.Code, Message: rpc.Message}
+			}
+			return res, err
+		}
+	})
 	s.mcp.AddResourceTemplate(&mcp.ResourceTemplate{
 		Name: "file", Title: "File of a sandbox", URITemplate: scheme + "://{sandbox}/{+path}",
 		Description: "A file of a sandbox of this session, which {sandbox} names by its id or name, or as default. It has at most 4 MiB.",
@@ -394,8 +405,7 @@ func readResource(ctx context.Context, c *call, name string) (*mcp.ReadResourceR
 	return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{contents}}, nil
 }
 
-// notFound is the error of a resource that does not exist. The SDK's own quotes names in a way that
-// is not always JSON.
+// notFound is the error of a resource that does not exist.
 func notFound(name string) error {
 	data, err := json.Marshal(map[string]string{"uri": clip(name)})
 	if err != nil {
