@@ -205,7 +205,8 @@ func (s *Server) endID(id string) {
 	}
 }
 
-// ServeHTTP serves a listener until ctx ends. The token is as for [Server.Handler].
+// ServeHTTP serves a listener until ctx ends; [Server.Close] then ends the sessions. The token is as
+// for [Server.Handler].
 func (s *Server) ServeHTTP(ctx context.Context, l net.Listener, token string) error {
 	server := &http.Server{
 		Handler:           s.Handler(token),
@@ -214,13 +215,7 @@ func (s *Server) ServeHTTP(ctx context.Context, l net.Listener, token string) er
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
-	defer context.AfterFunc(ctx, func() {
-		for ss := range s.mcp.Sessions() {
-			s.end(ss)
-			go func() { _ = ss.Close() }() // Close waits for calls, which are cancelled
-		}
-		_ = server.Close()
-	})()
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve MCP: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -56,8 +57,8 @@ func (l *lines) receive() {
 		case len(bytes.TrimSpace(line)) == 0:
 			continue
 		default:
-			var m jsonrpc.Message
-			if m, err = jsonrpc.DecodeMessage(line); err != nil {
+			m, decoded := jsonrpc.DecodeMessage(line)
+			if decoded != nil || !json.Valid(line) { // the SDK ignores what stands behind a message
 				err = l.refuse(jsonrpc.CodeParseError, "the line is no message of JSON-RPC 2.0")
 				break
 			}

@@ -93,8 +93,11 @@ func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	s.cancel()
+	s.cancel() // and with it all calls, which the end of a session waits for
 	s.door.close()
+	for ss := range s.mcp.Sessions() {
+		_ = ss.Close() // its client may have gone
+	}
 	s.working.Wait()
 }
 
