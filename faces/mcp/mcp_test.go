@@ -136,7 +136,9 @@ func TestLowered(t *testing.T) {
 		refused string
 		check   func(api.CreateSandbox) bool
 	}{
-		"nothing":             {in: createIn{}, check: func(r api.CreateSandbox) bool { return r.Name == "" && r.Image == "debian:12" && r.Profile == "hardened" }},
+		"nothing": {in: createIn{}, check: func(r api.CreateSandbox) bool {
+			return r.Name == "" && r.Image == "debian:12" && r.Profile == "hardened"
+		}},
 		"ports of its own":    {in: createIn{}, check: func(r api.CreateSandbox) bool { return len(r.Ports) == 1 && r.Ports[0].HostPort == 0 }},
 		"the same image":      {in: createIn{Image: "debian:12"}, check: func(r api.CreateSandbox) bool { return r.Image == "debian:12" }},
 		"an allowed image":    {in: createIn{Image: "python:3"}, check: func(r api.CreateSandbox) bool { return r.Image == "python:3" && r.Profile == "hardened" }},
@@ -149,12 +151,14 @@ func TestLowered(t *testing.T) {
 		"less than no memory": {in: createIn{MemoryMB: -1}, refused: "no size"},
 		"fewer cores":         {in: createIn{CPUs: 0.5}, check: func(r api.CreateSandbox) bool { return r.Limits.CPUs == 0.5 }},
 		"more cores":          {in: createIn{CPUs: 2.5}, refused: "at most 2"},
-		"no network":          {in: createIn{Network: "none"}, check: func(r api.CreateSandbox) bool { return r.Network.Mode == api.NetworkNone && r.Network.Policy == "" && r.Ports == nil }},
-		"more network":        {in: createIn{Network: "full"}, refused: "operator"},
-		"variables":           {in: createIn{Env: map[string]string{"C": "3", "B": "2"}}, check: func(r api.CreateSandbox) bool { return slices.Equal(r.Env, []string{"A=1", "B=2", "C=3"}) }},
-		"a wrong variable":    {in: createIn{Env: map[string]string{"": "x"}}, refused: "env"},
-		"too many variables":  {in: createIn{Env: map[string]string{"X": strings.Repeat("x", maxEnv)}}, refused: "more than"},
-		"both origins":        {in: createIn{Image: "python:3", Snapshot: "s"}, refused: "exclude"},
+		"no network": {in: createIn{Network: "none"}, check: func(r api.CreateSandbox) bool {
+			return r.Network.Mode == api.NetworkNone && r.Network.Policy == "" && r.Ports == nil
+		}},
+		"more network":       {in: createIn{Network: "full"}, refused: "operator"},
+		"variables":          {in: createIn{Env: map[string]string{"C": "3", "B": "2"}}, check: func(r api.CreateSandbox) bool { return slices.Equal(r.Env, []string{"A=1", "B=2", "C=3"}) }},
+		"a wrong variable":   {in: createIn{Env: map[string]string{"": "x"}}, refused: "env"},
+		"too many variables": {in: createIn{Env: map[string]string{"X": strings.Repeat("x", maxEnv)}}, refused: "more than"},
+		"both origins":       {in: createIn{Image: "python:3", Snapshot: "s"}, refused: "exclude"},
 	} {
 		req, err := s.lowered(t.Context(), tc.in)
 		switch {
@@ -206,7 +210,9 @@ func TestMiddle(t *testing.T) {
 // Paths of the host, and the daemon's own troubles, are no business of a model.
 func TestErrorsNameNoPathOfTheHost(t *testing.T) {
 	s, _ := face(t, Options{HostPaths: []string{"/srv/data", "/"}})
-	problem := func(code api.Code, detail string) error { return &api.Problem{Code: code, Title: "title", Detail: detail, Hint: "hint"} }
+	problem := func(code api.Code, detail string) error {
+		return &api.Problem{Code: code, Title: "title", Detail: detail, Hint: "hint"}
+	}
 	for _, tc := range []struct {
 		err  error
 		want string

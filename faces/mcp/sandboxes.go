@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,6 +70,9 @@ func further(req api.CreateSandbox, name string) api.CreateSandbox {
 	return req
 }
 
+// defaultProfile is the profile of sandboxes whose request names none.
+const defaultProfile = "default"
+
 // lowered returns the request with what a tool asks for, which must not exceed it.
 func (s *Server) lowered(ctx context.Context, in createIn) (api.CreateSandbox, error) {
 	req := further(s.opts.Sandbox, in.Name)
@@ -85,7 +89,11 @@ func (s *Server) lowered(ctx context.Context, in createIn) (api.CreateSandbox, e
 		if err != nil {
 			return req, err
 		}
-		req.Image, req.Snapshot = "", snap.ID
+		if own := s.opts.Sandbox; own.Snapshot != "" && (own.Profile == "" || own.Network.Mode == "") {
+			return req, errors.New("snapshot: the operator has not said with which profile and network (--profile, --network)")
+		}
+		// A snapshot brings the profile of its sandbox, which another operator's flags may have chosen.
+		req.Image, req.Snapshot, req.Profile = "", snap.ID, cmp.Or(req.Profile, defaultProfile)
 	}
 	switch in.Network {
 	case "", defaultName:

@@ -168,6 +168,33 @@ func TestOthersAreOutOfReach(t *testing.T) {
 	}
 }
 
+// A snapshot that a session with a wider network has made does not widen another session's.
+func TestSnapshotsWidenNothing(t *testing.T) {
+	d := serve(t)
+	c := d.Client(t)
+	wide := start(t, d, "--network", "full").open()
+	wide.call("sandbox_snapshot", map[string]any{"name": "wide"})
+	narrow := start(t, d, "--profile", "hardened").open()
+	id := narrow.call("sandbox_create", map[string]any{"snapshot": "wide"})["id"].(string)
+	sb, err := c.GetSandbox(t.Context(), id)
+	if err != nil || sb.Network.Mode != api.NetworkNone || sb.Profile != "hardened" {
+		t.Errorf("%+v, %v", sb, err)
+	}
+	inherits := start(t, d, "--snapshot", "wide").open()
+	inherits.begin("sandbox_create", map[string]any{"snapshot": "wide"})
+	var res toolResult
+	if err := json.Unmarshal(inherits.receive().Result, &res); err != nil || !res.IsError || !strings.Contains(res.Content[0].Text, "--profile") {
+		t.Errorf("%+v, %v", res, err)
+	}
+	wide.call("snapshot_delete", map[string]any{"snapshot": "wide"})
+	for _, r := range []*raw{wide, narrow, inherits} {
+		_ = r.in.Close()
+		r.ends()
+	}
+	empty(t, c)
+	noSnapshots(t, c)
+}
+
 // Whatever ends a face, or its client, no sandbox stays, and no process.
 func TestNothingIsLeftBehind(t *testing.T) {
 	d := serve(t)
