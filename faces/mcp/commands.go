@@ -216,7 +216,7 @@ func (c *call) noteOutput(data []byte) {
 }
 
 // middle keeps the beginning and the end of a stream: models look for the cause at the end, and for
-// what was done at the beginning.
+// the steps at the beginning.
 type middle struct {
 	head, tail []byte // the tail is twice as long while it is written
 	total      int64

@@ -81,7 +81,7 @@ func (d *door) serve() { _ = d.server.Serve(d.listener) } // until close
 
 func (d *door) close() { _ = d.server.Close() }
 
-// target returns what a name with or without a port means.
+// target returns the sandbox and port of a name, which may have a port of its own.
 func (d *door) target(host string) (target, bool) {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
@@ -150,7 +150,7 @@ func getURL(ctx context.Context, c *call, in urlIn) (*mcp.CallToolResult, urlOut
 	if sb.Network.Mode != api.NetworkSandbox && !sb.Network.HasGateway() {
 		return nil, urlOut{}, errors.New("the sandbox has no network, and so no ports that are reachable; the operator chooses the network (--network)")
 	}
-	at, err := c.s.door.add(target{b.id, uint16(in.Port)}) //nolint:gosec // checked above
+	at, err := c.s.door.add(target{b.id, uint16(in.Port)})
 	if err != nil {
 		return nil, urlOut{}, err
 	}

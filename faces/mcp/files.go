@@ -245,10 +245,10 @@ type editOut struct {
 // editFile replaces the file as a whole. Its owner and permissions stay.
 func editFile(ctx context.Context, c *call, in editIn) (*mcp.CallToolResult, editOut, error) {
 	out := editOut{}
-	switch {
-	case in.Old == "":
+	switch in.Old {
+	case "":
 		return nil, out, errors.New("old_text is empty")
-	case in.Old == in.New:
+	case in.New:
 		return nil, out, errors.New("old_text and new_text are the same")
 	}
 	b, err := c.se.sandbox(ctx, c, in.Sandbox)
@@ -411,5 +411,5 @@ func notFound(name string) error {
 	if err != nil {
 		data = nil // strings always encode
 	}
-	return &jsonrpc.Error{Code: mcp.CodeResourceNotFound, Message: "Resource not found", Data: data}
+	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "Resource not found", Data: data}
 }

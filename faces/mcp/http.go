@@ -83,7 +83,7 @@ func (e *endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	id := r.Header.Get(sessionHeader)
 	if id != "" && r.Method == http.MethodDelete {
-		e.s.endID(id) // what it runs must not keep the deletion waiting
+		e.s.endID(id) // the deletion waits for its calls
 	}
 	done, ok := e.begin(id, r.Method == http.MethodGet)
 	if !ok {
@@ -198,15 +198,15 @@ func (s *Server) byID(id string) *mcp.ServerSession {
 	return nil
 }
 
-// endID cancels what a session does, by its id.
+// endID cancels the calls of a session, by its id.
 func (s *Server) endID(id string) {
 	if ss := s.byID(id); ss != nil {
 		s.end(ss)
 	}
 }
 
-// ServeHTTP serves a listener until ctx ends; [Server.Close] then ends the sessions. The token is as
-// for [Server.Handler].
+// ServeHTTP serves a listener until ctx ends; [Server.Close] then ends the sessions. The token is
+// as for [Server.Handler].
 func (s *Server) ServeHTTP(ctx context.Context, l net.Listener, token string) error {
 	server := &http.Server{
 		Handler:           s.Handler(token),

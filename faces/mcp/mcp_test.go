@@ -173,7 +173,7 @@ func TestLowered(t *testing.T) {
 	}
 }
 
-// What the operator has not bounded, a tool cannot choose.
+// A tool cannot choose a value that the operator has not bounded.
 func TestLoweredWithoutLimits(t *testing.T) {
 	s, _ := face(t, Options{})
 	for _, in := range []createIn{{MemoryMB: 1}, {CPUs: 0.1}, {Image: "debian:12"}} {
@@ -280,7 +280,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// FuzzLines reads what a client may send: each line is a message, or is refused in a line of JSON.
+// FuzzLines reads any input: each line is a message, or is refused in a line of JSON.
 func FuzzLines(f *testing.F) {
 	f.Add([]byte(ping + "\n"))
 	f.Add([]byte("[" + ping + "]\nx\n\n{}\n"))

@@ -73,7 +73,7 @@ func further(req api.CreateSandbox, name string) api.CreateSandbox {
 // defaultProfile is the profile of sandboxes whose request names none.
 const defaultProfile = "default"
 
-// lowered returns the request with what a tool asks for, which must not exceed it.
+// lowered returns the operator's request, lowered as a tool asks. Asking for more is an error.
 func (s *Server) lowered(ctx context.Context, in createIn) (api.CreateSandbox, error) {
 	req := further(s.opts.Sandbox, in.Name)
 	switch {
@@ -209,12 +209,12 @@ func (c *call) existing(w which) (*box, error) {
 	return nil, noSandbox(w.Sandbox)
 }
 
-func killSandbox(_ context.Context, c *call, in which) (*mcp.CallToolResult, done, error) {
+func killSandbox(ctx context.Context, c *call, in which) (*mcp.CallToolResult, done, error) {
 	b, err := c.existing(in)
 	if err != nil {
 		return nil, done{}, err
 	}
-	if err := c.s.remove(b); err != nil {
+	if err := c.s.remove(ctx, b); err != nil {
 		return nil, done{}, err
 	}
 	c.se.drop(b)
@@ -297,8 +297,8 @@ type forkIn struct {
 	Name string `json:"name,omitempty" jsonschema:"name of the new sandbox; default: generated"`
 }
 
-// forkSandbox makes the fork from a snapshot that lasts as long as the call: unlike the sandboxes of
-// a fork request, one that is created can be tied to the session.
+// forkSandbox makes the fork from a snapshot that lasts as long as the call. A creation can be tied
+// to the session, and a fork request cannot.
 func forkSandbox(ctx context.Context, c *call, in forkIn) (_ *mcp.CallToolResult, out sandboxOut, err error) {
 	b, err := c.se.sandbox(ctx, c, in.Sandbox)
 	if err != nil {

@@ -51,7 +51,7 @@ type Server struct {
 	mcp  *mcp.Server
 	door *door
 
-	ctx     context.Context // of the sessions
+	ctx     context.Context //nolint:containedctx // the sessions outlive the call that opens them
 	cancel  context.CancelFunc
 	working sync.WaitGroup
 
@@ -145,7 +145,7 @@ func (s *Server) session(ss *mcp.ServerSession) (*session, error) {
 	return se, nil
 }
 
-// end cancels what a session does. Its sandboxes are deleted when its transport has ended.
+// end cancels the calls of a session. Its sandboxes are deleted when its transport has ended.
 func (s *Server) end(ss *mcp.ServerSession) {
 	s.mu.Lock()
 	se := s.sessions[ss]

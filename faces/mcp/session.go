@@ -29,7 +29,7 @@ const (
 // session is what one client has. Its sandboxes end with it.
 type session struct {
 	s      *Server
-	ctx    context.Context // ends with the session
+	ctx    context.Context //nolint:containedctx // ends with the session, which outlives its calls
 	cancel context.CancelFunc
 	calls  chan struct{} // one element for each call in progress
 
@@ -69,7 +69,7 @@ func (se *session) end() {
 	var deleting sync.WaitGroup
 	for _, b := range boxes {
 		deleting.Go(func() {
-			if err := se.s.remove(b); err != nil {
+			if err := se.s.remove(se.ctx, b); err != nil {
 				se.s.log.Warn("a sandbox was left behind", "sandbox", b.id, "error", err)
 			}
 		})
@@ -77,10 +77,10 @@ func (se *session) end() {
 	deleting.Wait()
 }
 
-// remove deletes a sandbox, which may be gone. The tie is closed afterwards, so that the daemon
+// remove deletes a sandbox, which may be gone, even if ctx has ended. The tie is closed afterwards, so that the daemon
 // deletes it if this request does not reach it.
-func (s *Server) remove(b *box) error {
-	ctx, cancel := context.WithTimeout(context.Background(), deleteTimeout)
+func (s *Server) remove(ctx context.Context, b *box) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteTimeout)
 	defer cancel()
 	s.door.forget(b.id)
 	err := s.api.DeleteSandbox(ctx, b.id)
@@ -112,12 +112,12 @@ func (se *session) create(ctx context.Context, c *call, req api.CreateSandbox) (
 	req.Labels[labelKey] = labelSession
 	// The session's context: the tie outlives the call. A creation takes milliseconds, and after one
 	// that was cancelled nothing would know whether there is a sandbox to delete.
-	sb, tie, err := se.s.api.CreateTied(se.ctx, req)
+	sb, tie, err := se.s.api.CreateTied(se.ctx, req) //nolint:contextcheck // see above
 	if errors.Is(err, &api.Problem{Code: api.CodeNotFound}) && req.Image != "" && req.Image != api.HostImage {
 		if _, err := se.s.api.Pull(ctx, api.PullImage{Reference: req.Image}, func(e api.PullEvent) { c.note("pulling " + req.Image) }); err != nil {
 			return nil, err
 		}
-		sb, tie, err = se.s.api.CreateTied(se.ctx, req)
+		sb, tie, err = se.s.api.CreateTied(se.ctx, req) //nolint:contextcheck // see above
 	}
 	if err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func (se *session) create(ctx context.Context, c *call, req api.CreateSandbox) (
 	}
 	se.mu.Unlock()
 	if ended {
-		return nil, errors.Join(errors.New("the session has ended"), se.s.remove(b))
+		return nil, errors.Join(errors.New("the session has ended"), se.s.remove(ctx, b))
 	}
 	return b, nil
 }

@@ -94,7 +94,7 @@ type hints int
 
 const (
 	reads    hints = 1 << iota // changes nothing
-	destroys                   // what it changes may be lost
+	destroys                   // data may be lost
 	repeats                    // a repetition changes nothing more
 	outside                    // reaches beyond the sandboxes, where their network lets it
 )

@@ -47,7 +47,7 @@ func listen(t *testing.T, d *harness.Daemon, args ...string) *face {
 	t.Helper()
 	f := &face{socket: filepath.Join(d.RuntimeDir, "m.sock")}
 	full := arguments(t, d, append([]string{"--listen", "127.0.0.1:0", "--listen", "unix:" + f.socket}, args...)...)
-	f.cmd = exec.Command(full[0], full[1:]...) //nolint:noctx // interrupted below
+	f.cmd = exec.Command(full[0], full[1:]...) // interrupted below
 	harness.StartsNoDaemon(f.cmd)
 	f.cmd.Env = append(os.Environ(), f.cmd.Env...)
 	stderr, err := f.cmd.StderrPipe()

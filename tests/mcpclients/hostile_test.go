@@ -46,8 +46,10 @@ func TestBadMessagesOverStdio(t *testing.T) {
 		}
 	}
 	// What needs no answer gets none.
-	for _, line := range []string{"", " \t", `{"jsonrpc":"2.0","method":"notifications/unknown"}`, `{"jsonrpc":"2.0","id":99,"result":{}}`,
-		`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":12345}}`} {
+	for _, line := range []string{
+		"", " \t", `{"jsonrpc":"2.0","method":"notifications/unknown"}`, `{"jsonrpc":"2.0","id":99,"result":{}}`,
+		`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":12345}}`,
+	} {
 		r.send(line)
 	}
 	if out := r.call("run_command", map[string]any{"command": "cat /file"}); out["stdout"] != "here\n" {
@@ -60,7 +62,7 @@ func TestBadMessagesOverStdio(t *testing.T) {
 	empty(t, d.Client(t))
 }
 
-// Values of wrong types are the model's mistakes: it reads what was wrong.
+// Values of wrong types are the model's mistakes: it reads about them.
 func TestWrongArguments(t *testing.T) {
 	d := serve(t)
 	r := start(t, d).open()
@@ -257,7 +259,7 @@ func TestCancelledCommandEnds(t *testing.T) {
 	empty(t, c)
 }
 
-// The restart of a daemon costs a session nothing, and what it has is removed at its end all the
+// The restart of a daemon costs a session nothing, and its sandboxes are removed at its end all the
 // same.
 func TestDaemonIsReplaced(t *testing.T) {
 	d := serve(t)

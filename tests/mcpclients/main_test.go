@@ -106,7 +106,7 @@ type raw struct {
 func start(t *testing.T, d *harness.Daemon, args ...string) *raw {
 	t.Helper()
 	full := arguments(t, d, args...)
-	r := &raw{t: t, cmd: exec.Command(full[0], full[1:]...)} //nolint:noctx // the test ends it
+	r := &raw{t: t, cmd: exec.Command(full[0], full[1:]...)} // the test ends it
 	harness.StartsNoDaemon(r.cmd)
 	r.cmd.Env = append(os.Environ(), r.cmd.Env...)
 	r.cmd.Stderr = &r.err
