@@ -16,8 +16,8 @@ import (
 )
 
 // Listen listens on a Unix socket that only this user can open, and accepts connections of this
-// user and of root. It is for faces: the daemon takes every request of a face for its own user's. It
-// replaces a socket that no process serves; a file of another type is left alone.
+// user and of root: the daemon takes every request of a face for its own user's. It replaces a
+// socket that no process serves; a file of another type is left alone.
 func Listen(ctx context.Context, path string) (_ net.Listener, err error) {
 	defer func() {
 		if err != nil {

@@ -14,8 +14,8 @@ import (
 // maxError bounds the text of an error, in bytes.
 const maxError = 4096
 
-// explain returns an error for a model: the daemon's words about the request, and of its own troubles
-// only their kind. It names no path of the host.
+// explain returns an error for a model: the daemon's words about the request, and of the daemon's
+// own troubles only their kind. It names no path of the host.
 func (s *Server) explain(err error) error {
 	if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return rpc

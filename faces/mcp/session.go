@@ -77,8 +77,8 @@ func (se *session) end() {
 	deleting.Wait()
 }
 
-// remove deletes a sandbox, which may be gone, even if ctx has ended. The tie is closed afterwards, so that the daemon
-// deletes it if this request does not reach it.
+// remove deletes a sandbox, which may be gone, even if ctx has ended. The tie is closed afterwards:
+// then the daemon deletes the sandbox if this request does not reach it.
 func (s *Server) remove(ctx context.Context, b *box) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteTimeout)
 	defer cancel()
