@@ -75,7 +75,7 @@ func New(opts Options) *Face {
 	return &Face{began: time.Now(), opts: opts, api: opts.Client, log: opts.Log, failed: make(map[string]map[chan int]struct{}), working: make(map[string]*turn)}
 }
 
-// Serve serves a listener until ctx ends. See [Listen].
+// Serve serves a listener until ctx ends. See package facesock.
 func (f *Face) Serve(ctx context.Context, l net.Listener) error {
 	server := &http.Server{
 		Handler:           f.Handler(),

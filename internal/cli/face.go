@@ -16,6 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/faces/docker"
+	"github.com/sandboxd/sandboxd/faces/facesock"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 	"github.com/sandboxd/sandboxd/internal/confine"
 )
@@ -105,7 +106,7 @@ func runFaceDocker(ctx context.Context, opts faceOptions, d deps) error {
 	if err != nil {
 		return err
 	}
-	l, err := docker.Listen(ctx, path)
+	l, err := facesock.Listen(ctx, path)
 	if err != nil {
 		return err
 	}
@@ -113,7 +114,7 @@ func runFaceDocker(ctx context.Context, opts faceOptions, d deps) error {
 	socket := d.Client().Socket()
 	held, missing, err := confineFace(socket)
 	if err != nil {
-		return err
+		return fmt.Errorf("serve Docker's API: %w", err)
 	}
 	defer held.Close()
 	log := slog.New(slog.NewTextHandler(d.Stderr, nil)).With("face", "docker")
@@ -135,7 +136,7 @@ func confineFace(socket string) (io.Closer, []string, error) {
 	f.Probe()
 	held, err := f.Apply()
 	if err != nil {
-		return nil, nil, fmt.Errorf("serve Docker's API: %w", err)
+		return nil, nil, err
 	}
 	return held, f.Missing(), nil
 }

@@ -70,7 +70,7 @@ it where none is running.
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
 		newAttach, newExecs, newKill, newTop, newLogs, newEvents, newFlows, newPort, newOpen, newNetwork, newVolume, newSecret, newWait,
 		newAgent,
-		newServe, newFace, newConfig, newShutdown, newDoctor, newProfiles, newPolicy, newDocs, newVersion,
+		newServe, newFace, newMCP, newConfig, newShutdown, newDoctor, newProfiles, newPolicy, newDocs, newVersion,
 	} {
 		root.AddCommand(newCommand(d))
 	}

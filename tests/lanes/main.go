@@ -224,7 +224,7 @@ func (o options) provide(ctx context.Context) error {
 	if out, err := exec.CommandContext(ctx, "hack/debs.sh", kept).CombinedOutput(); err != nil {
 		return fmt.Errorf("fetch packages: %w\n%s", err, out)
 	}
-	if out, err := exec.CommandContext(ctx, "sh", "-c", `install -m 644 "$1"/*.deb "$2"`, "sh", kept, o.debs()).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "sh", "-c", `install -m 644 "$1"/*.deb "$1"/*.tar "$2"`, "sh", kept, o.debs()).CombinedOutput(); err != nil {
 		return fmt.Errorf("copy packages: %w\n%s", err, out)
 	}
 	const modules = `set -e; modules=$(hack/npm.sh "$1" 2>&1) || { echo "$modules" >&2; exit 1; }

@@ -1,4 +1,5 @@
-package docker
+// Package facesock makes the sockets of faces, for their own user.
+package facesock
 
 import (
 	"context"
@@ -15,7 +16,7 @@ import (
 )
 
 // Listen listens on a Unix socket that only this user can open, and accepts connections of this
-// user and of root: the daemon takes every request of the face for its own user's. It replaces a
+// user and of root: the daemon takes every request of a face for its own user's. It replaces a
 // socket that no process serves; a file of another type is left alone.
 func Listen(ctx context.Context, path string) (_ net.Listener, err error) {
 	defer func() {
@@ -56,7 +57,7 @@ func Listen(ctx context.Context, path string) (_ net.Listener, err error) {
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("a listener of %T", l), l.Close())
 	}
-	u.SetUnlinkOnClose(false) // its short name ends with dir; the next face replaces it
+	u.SetUnlinkOnClose(false) // its short name ends with dir; the next listener replaces it
 	return &owners{u, os.Geteuid()}, nil
 }
 
