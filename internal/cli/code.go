@@ -74,7 +74,7 @@ SIGINT, SIGTERM and SIGHUP kill the program.`,
 			if opts.list {
 				return listLanguages(opts, d)
 			}
-			req, err := opts.request(opts.image, cmd.Flags().Changed)
+			req, err := opts.request(cmd.Context(), opts.image, cmd.Flags().Changed)
 			if err != nil {
 				return err
 			}

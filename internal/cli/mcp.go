@@ -53,7 +53,7 @@ the directory of the daemon's socket, as "Authorization: Bearer TOKEN".`,
   sandboxd mcp --listen 127.0.0.1:7600 --listen unix:/run/user/1000/mcp.sock`,
 		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o, err := opts.face(cmd.Flags().Changed)
+			o, err := opts.face(cmd.Context(), cmd.Flags().Changed)
 			if err != nil {
 				return err
 			}
@@ -73,12 +73,12 @@ func (o *mcpOptions) addFlags(f *pflag.FlagSet) {
 }
 
 // face returns the options of the face. changed is as for [sandboxFlags.request].
-func (o *mcpOptions) face(changed func(string) bool) (mcp.Options, error) {
+func (o *mcpOptions) face(ctx context.Context, changed func(string) bool) (mcp.Options, error) {
 	image := ""
 	if len(o.images) > 0 && o.snapshot == "" {
 		image, o.images = o.images[0], o.images[1:]
 	}
-	req, err := o.request(image, changed)
+	req, err := o.request(ctx, image, changed)
 	if err != nil {
 		return mcp.Options{}, err
 	}

@@ -133,7 +133,7 @@ func (c *codeContext) interrupt(run *contextRun, why string) {
 	c.place.Interrupts++
 	c.writePlace()
 	x := c.x
-	_ = x.Signal("SIGINT", false) // fails if init is lost, which ends the sandbox
+	_ = x.Signal(api.ExecSignal{Signal: "SIGINT"}) // fails if init is lost, which ends the sandbox
 	run.grace = time.AfterFunc(interruptGrace, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
