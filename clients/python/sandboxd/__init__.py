@@ -21,6 +21,8 @@ from .exceptions import (
     ConnectionException,
     FileNotFoundException,
     InvalidArgumentException,
+    LanguageNotFoundException,
+    LibraryException,
     NotEnoughSpaceException,
     NotFoundException,
     ProgramNotFoundException,

@@ -79,6 +79,14 @@ class ProgramNotFoundException(SandboxException):
     """The sandbox has no such program, or the program is not executable."""
 
 
+class LanguageNotFoundException(SandboxException):
+    """The sandbox's image has no program that runs the language. ``hint`` names an image."""
+
+
+class LibraryException(SandboxException):
+    """A package manager failed. The message ends with its output."""
+
+
 class RateLimitException(SandboxException):
     """Kept for callers that catch it: the daemon has no rate limit."""
 
@@ -121,6 +129,8 @@ _BY_CODE = {
     "gone": SandboxNotFoundException,
     "program_not_found": ProgramNotFoundException,
     "program_not_allowed": ProgramNotFoundException,
+    "language_not_found": LanguageNotFoundException,
+    "install_failed": LibraryException,
     "unenforceable": UnenforceableException,
     "registry_error": TemplateException,
     "image_invalid": TemplateException,

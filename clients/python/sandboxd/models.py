@@ -21,6 +21,7 @@ Size = Union[int, str]
 _TIME = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:Z|([+-])(\d\d):(\d\d))\Z"
 )
+_TEMPORARY = re.compile(r"\.sandboxd-[0-9a-f]{16}\Z")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\Z", re.IGNORECASE)
 
 
@@ -279,6 +280,9 @@ class FilesystemEvent:
             return None
         path = str(d.get("from") if kind is FilesystemEventType.RENAME else d.get("path", ""))
         new = d.get("to") if kind is FilesystemEventType.RENAME else None
+        # The daemon writes a file under another name first, so that it appears whole.
+        if _TEMPORARY.match(path.rpartition("/")[2]):
+            return cls(_relative(str(new), root), FilesystemEventType.WRITE) if new else None
         return cls(_relative(path, root), kind, _relative(str(new), root) if new else None)
 
 

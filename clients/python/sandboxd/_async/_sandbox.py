@@ -465,7 +465,7 @@ class AsyncSandbox:
         )
 
     async def open_port(self, port: int) -> Any:
-        """Connects to a server that listens in the sandbox, on any network.
+        """Connects to a server that listens in the sandbox, which needs a network.
 
         Returns a connected socket.socket, or with AsyncSandbox asyncio's (reader, writer).
         """

@@ -466,7 +466,7 @@ class Sandbox:
         )
 
     def open_port(self, port: int) -> Any:
-        """Connects to a server that listens in the sandbox, on any network.
+        """Connects to a server that listens in the sandbox, which needs a network.
 
         Returns a connected socket.socket, or with Sandbox asyncio's (reader, writer).
         """
