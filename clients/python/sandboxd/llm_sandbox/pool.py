@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from .._sync._sandbox import Sandbox
 from ..exceptions import SandboxException
@@ -254,7 +254,19 @@ class _Pooled:
     _pool: PoolManager
     _sandbox: Optional[Sandbox]
 
-    def _take(self, pool: PoolManager, options: Dict[str, Any]) -> Dict[str, Any]:
+    def _take(self, args: Sequence[Any], options: Dict[str, Any]) -> Dict[str, Any]:
+        """Returns the arguments of a session, from those of a pooled one."""
+        options = dict(options)
+        pool = options.pop("pool", None)
+        for arg in args:
+            if isinstance(arg, PoolManager) and pool is None:
+                pool = arg
+            elif "lang" not in options:
+                options["lang"] = arg
+            else:
+                raise ValidationError(f"{arg!r}: name this argument")
+        if not isinstance(pool, PoolManager):
+            raise ValidationError("a pooled session needs a pool")
         if options.get("client") is not None:
             raise DuplicateClientError("pool and client: give one of them")
         self._pool = pool
@@ -272,14 +284,14 @@ class _Pooled:
 
 
 class PooledSandboxSession(_Pooled, SandboxSession):
-    """A session with a sandbox of a pool."""
+    """A session with a sandbox of a pool, its first argument or ``pool``."""
 
-    def __init__(self, pool: PoolManager, **options: Any) -> None:
-        super().__init__(**self._take(pool, options))
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(**self._take(args, options))
 
 
 class ArtifactPooledSandboxSession(_Pooled, ArtifactSandboxSession):
-    """A session with plots and a sandbox of a pool."""
+    """A session with plots and a sandbox of a pool, its first argument or ``pool``."""
 
-    def __init__(self, pool: PoolManager, **options: Any) -> None:
-        super().__init__(**self._take(pool, options))
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(**self._take(args, options))

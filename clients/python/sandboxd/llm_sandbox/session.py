@@ -344,8 +344,9 @@ class SandboxSession(BaseSession):
         if pool is not None and cls in (SandboxSession, ArtifactSandboxSession):
             from .pool import ArtifactPooledSandboxSession, PooledSandboxSession
 
+            # Its __init__ is called with the same arguments after this.
             artifacts = cls is ArtifactSandboxSession
-            return (ArtifactPooledSandboxSession if artifacts else PooledSandboxSession)(pool, **options)
+            cls = ArtifactPooledSandboxSession if artifacts else PooledSandboxSession
         return super().__new__(cls)
 
 
