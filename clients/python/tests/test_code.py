@@ -54,7 +54,7 @@ class Code(unittest.TestCase):
             on_stdout=lambda m: (came.set(), self.sandbox.files.write("/tmp/go", "")),
         )
         self.assertTrue(came.is_set())
-        self.assertEqual(run.text, "'done'")
+        self.assertEqual(run.text, "done")
 
     def test_timeout_keeps_variables_and_output(self):
         self.sandbox.run_code("kept = 1")
@@ -84,14 +84,9 @@ class Code(unittest.TestCase):
         self.assertEqual("".join(self.sandbox.run_code("echo $((6*7))", language="bash").logs.stdout), "42\n")
         with self.assertRaises(InvalidArgumentException):
             self.sandbox.run_code("x", language="cobol")
-        missing = [x for x in ("r", "ruby", "go", "java") if not self.has(x)]
-        for language in missing[:1]:
+        with fresh(envs={"PATH": "/nonexistent"}) as bare:
             with self.assertRaises(LanguageNotFoundException):
-                self.sandbox.run_code("x", language=language, stateless=True)
-
-    def has(self, language):
-        program = {"r": "Rscript", "java": "java"}.get(language, language)
-        return self.sandbox.commands.run(f"command -v {program} || true").stdout != ""
+                bare.run_code("puts 1", language="ruby")
 
     def test_contexts(self):
         context = self.sandbox.create_code_context(cwd="/tmp", envs={"A": "b"})
@@ -132,7 +127,7 @@ class Code(unittest.TestCase):
 
     def test_environment_of_a_run(self):
         code = "import os; os.environ.get('ONLY')"
-        self.assertEqual(self.sandbox.run_code(code, envs={"ONLY": "here"}).text, "'here'")
+        self.assertEqual(self.sandbox.run_code(code, envs={"ONLY": "here"}).text, "here")
         self.assertIsNone(self.sandbox.run_code(code).text)
 
     def test_forks_have_contexts_of_their_own(self):

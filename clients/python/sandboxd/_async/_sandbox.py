@@ -584,12 +584,9 @@ async def _change(client: AsyncClient, sandbox_id: str, verb: str) -> None:
 
 
 async def _pause(client: AsyncClient, sandbox_id: str) -> bool:
-    try:
-        await _change(client, sandbox_id, "pause")
-    except ConflictException:
-        if (await _info(client, sandbox_id)).state is SandboxState.PAUSED:
-            return False
-        raise
+    if (await _info(client, sandbox_id)).state is SandboxState.PAUSED:
+        return False  # the daemon pauses a paused one without an error
+    await _change(client, sandbox_id, "pause")
     return True
 
 

@@ -585,12 +585,9 @@ def _change(client: Client, sandbox_id: str, verb: str) -> None:
 
 
 def _pause(client: Client, sandbox_id: str) -> bool:
-    try:
-        _change(client, sandbox_id, "pause")
-    except ConflictException:
-        if (_info(client, sandbox_id)).state is SandboxState.PAUSED:
-            return False
-        raise
+    if (_info(client, sandbox_id)).state is SandboxState.PAUSED:
+        return False  # the daemon pauses a paused one without an error
+    _change(client, sandbox_id, "pause")
     return True
 
 

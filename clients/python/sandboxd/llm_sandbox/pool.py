@@ -98,6 +98,11 @@ class PoolManager:
     def _create(self) -> Sandbox:
         with _Errors(self.lang):
             sandbox = Sandbox.create(tie=True, **self._base)
+            try:
+                sandbox.files.make_dir(self._pattern.workdir)
+            except BaseException:
+                sandbox.kill()
+                raise
         self._made[sandbox.sandbox_id] = time.monotonic()
         return sandbox
 

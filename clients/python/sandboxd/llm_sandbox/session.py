@@ -149,6 +149,8 @@ class BaseSession:
                 return
             self._sandbox = self._new()
         try:
+            with _Errors(self.lang):
+                self._sandbox.files.make_dir(self.workdir)
             if self._libraries:
                 self.install(self._libraries)
         except BaseException:
