@@ -12,6 +12,14 @@ Command = Union[str, Sequence[str]]
 NetworkOption = Union[str, Mapping[str, Any], None]
 PortOption = Union[int, Mapping[str, Any]]
 
+#: The smallest program of a language in which that is not an empty line.
+NOTHING = {
+    "go": "package main\n\nfunc main() {}\n",
+    "cpp": "int main() {}\n",
+    "c": "int main(void) { return 0; }\n",
+    "java": "class Main { public static void main(String[] args) {} }\n",
+}
+
 _SIZES = ("memory", "memory_high", "swap", "disk")
 
 

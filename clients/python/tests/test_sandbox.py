@@ -39,6 +39,7 @@ class Life(unittest.TestCase):
 
     def test_by_id(self):
         sandbox = fresh()
+        self.addCleanup(sandbox.kill)
         name = sandbox.sandbox_id
         self.assertEqual(Sandbox.connect(name).commands.run("echo hi").stdout, "hi\n")
         self.assertEqual(Sandbox.get_info(name).sandbox_id, name)

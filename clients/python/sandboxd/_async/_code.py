@@ -9,6 +9,7 @@ from .. import _requests
 from ..exceptions import (
     ConnectionException,
     InvalidArgumentException,
+    LibraryException,
     NotFoundException,
     ProtocolException,
     SandboxNotFoundException,
@@ -139,6 +140,29 @@ class AsyncCode:
             del self._defaults[implied]  # another client has deleted it
         body["context"] = await self.default_context(implied)
         return await self._stream(body, callbacks, timeout, request_timeout)
+
+    async def install(
+        self, libraries: Sequence[str], language: str, timeout: Optional[float]
+    ) -> None:
+        """Installs libraries: it is a run of the smallest program with them."""
+        lang = await self.language(language)
+        run = await self._stream(
+            _clean(
+                {
+                    "code": _requests.NOTHING.get(lang.name, "\n"),
+                    "language": lang.name,
+                    "libraries": list(libraries),
+                    "timeout": timeout or None,
+                }
+            ),
+            (None, None, None, None),
+            timeout,
+            None,
+        )
+        if run.exit_code != 0:
+            raise LibraryException(
+                f"install {', '.join(libraries)}: {''.join(run.logs.stderr)}", code="install_failed"
+            )
 
     async def _stream(
         self,

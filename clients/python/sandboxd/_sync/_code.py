@@ -10,6 +10,7 @@ from .. import _requests
 from ..exceptions import (
     ConnectionException,
     InvalidArgumentException,
+    LibraryException,
     NotFoundException,
     ProtocolException,
     SandboxNotFoundException,
@@ -140,6 +141,29 @@ class Code:
             del self._defaults[implied]  # another client has deleted it
         body["context"] = self.default_context(implied)
         return self._stream(body, callbacks, timeout, request_timeout)
+
+    def install(
+        self, libraries: Sequence[str], language: str, timeout: Optional[float]
+    ) -> None:
+        """Installs libraries: it is a run of the smallest program with them."""
+        lang = self.language(language)
+        run = self._stream(
+            _clean(
+                {
+                    "code": _requests.NOTHING.get(lang.name, "\n"),
+                    "language": lang.name,
+                    "libraries": list(libraries),
+                    "timeout": timeout or None,
+                }
+            ),
+            (None, None, None, None),
+            timeout,
+            None,
+        )
+        if run.exit_code != 0:
+            raise LibraryException(
+                f"install {', '.join(libraries)}: {''.join(run.logs.stderr)}", code="install_failed"
+            )
 
     def _stream(
         self,

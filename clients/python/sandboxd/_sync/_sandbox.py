@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from typing import Any, Iterator, Dict, List, Mapping, Optional, Sequence, Type, TypeVar, Union, overload
 
 from .. import _requests
@@ -19,9 +20,11 @@ from ..exceptions import (
 from ..models import (
     OWN_LABELS,
     Context,
+    EntryInfo,
     Envs,
     Execution,
     ExecutionError,
+    FileType,
     Language,
     OutputMessage,
     Result,
@@ -443,6 +446,37 @@ class Sandbox:
             return False
         return True
 
+    # Names of the E2B-like server's SDK
+
+    def close(self) -> bool:
+        """Is kill."""
+        return self._kill()
+
+    def upload_file(self, source: Any, path: Optional[str] = None) -> str:
+        """Writes a file of this machine, or a file-like object, to path; returns the path there.
+
+        Without path it gets its own name, in the sandbox's directory.
+        """
+        if isinstance(source, (str, os.PathLike)):
+            with open(source, "rb") as f:
+                return (self.files.write(path or os.path.basename(source), f)).path
+        if path is None:
+            raise InvalidArgumentException("path: a file without a name needs one")
+        return (self.files.write(path, source)).path
+
+    def download_file(self, path: str, destination: Optional[str] = None) -> bytes:
+        """Reads a file, and writes it to a destination on this machine, if there is one."""
+        data: bytes = self.files.read(path, format="bytes")
+        if destination is not None:
+            with open(destination, "wb") as f:
+                f.write(data)
+        return data
+
+    def list_files(self, path: str = ".") -> List[EntryInfo]:
+        """Lists the files in a directory and below."""
+        entries = self.files.list(path, depth=64)
+        return [e for e in entries if e.type is FileType.FILE]
+
     # Network, counters
 
     def update_network(self, network: _requests.NetworkOption) -> None:
@@ -527,6 +561,15 @@ class Sandbox:
             more,
             request_timeout,
         )
+
+    def install(
+        self, *libraries: str, language: str = "python", timeout: Optional[float] = 600
+    ) -> None:
+        """Installs libraries of a language. LibraryException has the package manager's output.
+
+        They come from the sandbox's network, or from the image's own index.
+        """
+        self._code.install(libraries, language, timeout)
 
     def create_code_context(
         self,

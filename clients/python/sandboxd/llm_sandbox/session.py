@@ -37,9 +37,6 @@ from .exceptions import (
 
 Text = Callable[[str], Any]
 
-#: The smallest program of a language: an installation is a run of it with libraries.
-_NOTHING = {"go": "package main\n\nfunc main() {}\n", "cpp": "int main() {}\n", "c": "int main(void) { return 0; }\n"}
-
 
 class BaseSession:
     """A sandbox, and a language in it.
@@ -227,9 +224,9 @@ class BaseSession:
             return
         if not self._may_install:
             raise LibraryInstallationNotSupportedError(self.lang)
-        out = self._run(_NOTHING.get(self.lang, ""), names, None, None, None)
-        if out.exit_code != 0:
-            raise PackageManagerError("".join(out.logs.stderr))
+        self._check_libraries(names)
+        with _Errors(self.lang):
+            self.sandbox.install(*names, language=self.lang, timeout=0)
 
     def _check_libraries(self, libraries: Optional[Sequence[str]]) -> None:
         if not libraries:
