@@ -41,6 +41,7 @@ func TestWithDaemon(t *testing.T) {
 	d := daemon.Daemon(t)
 	for _, module := range []string{"sandbox", "async", "code", "llm_sandbox", "samples", "documents"} {
 		t.Run(module, func(t *testing.T) {
+			t.Parallel()
 			python(t, "python3", d.Socket, "-m", "unittest", "tests.test_"+module)
 		})
 	}
