@@ -37,8 +37,9 @@ def parse_time(text: Optional[str]) -> Optional[datetime]:
         offset = timedelta(hours=int(m.group(9)), minutes=int(m.group(10)))
         zone = timezone(offset if m.group(8) == "+" else -offset)
     micro = int((m.group(7) or "0").ljust(9, "0")[:6])
+    year, month, day, hour, minute, second = (int(m.group(i)) for i in range(1, 7))
     try:
-        return datetime(*(int(m.group(i)) for i in range(1, 7)), micro, zone)  # type: ignore[arg-type]
+        return datetime(year, month, day, hour, minute, second, micro, zone)
     except ValueError as e:
         raise ProtocolException(f"{text!r} is no time: {e}") from e
 

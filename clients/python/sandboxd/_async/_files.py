@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from typing import Any, AsyncIterator, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, AsyncIterator, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, overload
 
 from ..exceptions import (
     FileNotFoundException,
@@ -114,6 +114,33 @@ class AsyncFiles:
         except SandboxException:
             pass
         return FileNotFoundException(str(e), code=e.code)
+
+    @overload
+    async def read(
+        self,
+        path: str,
+        format: Literal["text"] = "text",
+        user: Optional[str] = None,
+        request_timeout: Optional[float] = None,
+    ) -> str: ...
+
+    @overload
+    async def read(
+        self,
+        path: str,
+        format: Literal["bytes"],
+        user: Optional[str] = None,
+        request_timeout: Optional[float] = None,
+    ) -> bytes: ...
+
+    @overload
+    async def read(
+        self,
+        path: str,
+        format: Literal["stream"],
+        user: Optional[str] = None,
+        request_timeout: Optional[float] = None,
+    ) -> AsyncIterator[bytes]: ...
 
     async def read(
         self,

@@ -205,7 +205,7 @@ class AsyncSandbox:
                 pass
         return template, None
 
-    @overload
+    @overload  # type: ignore[misc] # a method, and a static one
     async def connect(self: Self, timeout: Optional[float] = None) -> Self: ...
 
     @overload
@@ -263,7 +263,7 @@ class AsyncSandbox:
         """Lists sandboxes, newest first: by ``next_items``, or by iterating."""
         return AsyncSandboxPaginator(AsyncClient(socket), query or SandboxQuery(), limit)
 
-    @overload
+    @overload  # type: ignore[misc] # a method, and a static one
     async def kill(self) -> bool: ...
 
     @overload
@@ -291,7 +291,7 @@ class AsyncSandbox:
             return False
         return True
 
-    @overload
+    @overload  # type: ignore[misc] # a method, and a static one
     async def set_timeout(self, timeout: float) -> None: ...
 
     @overload
@@ -309,7 +309,7 @@ class AsyncSandbox:
     ) -> None:
         await _set_timeout(AsyncClient(socket), sandbox_id, timeout)
 
-    @overload
+    @overload  # type: ignore[misc] # a method, and a static one
     async def get_info(self) -> SandboxInfo: ...
 
     @overload
@@ -332,7 +332,7 @@ class AsyncSandbox:
         except NotFoundException:
             return False
 
-    @overload
+    @overload  # type: ignore[misc] # a method, and a static one
     async def pause(self) -> bool: ...
 
     @overload
@@ -348,7 +348,7 @@ class AsyncSandbox:
     async def _cls_pause(cls, sandbox_id: str, *, socket: Optional[str] = None) -> bool:
         return await _pause(AsyncClient(socket), sandbox_id)
 
-    @overload
+    @overload  # type: ignore[misc] # a method, and a static one
     async def resume(self) -> None: ...
 
     @overload
@@ -465,7 +465,7 @@ class AsyncSandbox:
 
     async def download_file(self, path: str, destination: Optional[str] = None) -> bytes:
         """Reads a file, and writes it to a destination on this machine, if there is one."""
-        data: bytes = await self.files.read(path, format="bytes")
+        data = await self.files.read(path, format="bytes")
         if destination is not None:
             with open(destination, "wb") as f:
                 f.write(data)

@@ -9,7 +9,7 @@ client, and others can connect to it.
 from __future__ import annotations
 
 import codecs
-from typing import Any, Iterator, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Iterator, Dict, List, Literal, Mapping, Optional, Tuple, Union, overload
 
 from .. import _requests
 from ..exceptions import (
@@ -298,6 +298,36 @@ class _Execs:
 
 class Commands(_Execs):
     """Commands of a sandbox: ``sandbox.commands``."""
+
+    @overload
+    def run(
+        self,
+        cmd: _requests.Command,
+        background: Literal[False, None] = None,
+        envs: Optional[Envs] = None,
+        user: Optional[str] = None,
+        cwd: Optional[str] = None,
+        on_stdout: Optional[Callback[str]] = None,
+        on_stderr: Optional[Callback[str]] = None,
+        stdin: Union[bool, str, bytes, None] = None,
+        timeout: Optional[float] = _UNSET,
+        request_timeout: Optional[float] = None,
+    ) -> CommandResult: ...
+
+    @overload
+    def run(
+        self,
+        cmd: _requests.Command,
+        background: Literal[True],
+        envs: Optional[Envs] = None,
+        user: Optional[str] = None,
+        cwd: Optional[str] = None,
+        on_stdout: Optional[Callback[str]] = None,
+        on_stderr: Optional[Callback[str]] = None,
+        stdin: Union[bool, str, bytes, None] = None,
+        timeout: Optional[float] = _UNSET,
+        request_timeout: Optional[float] = None,
+    ) -> CommandHandle: ...
 
     def run(
         self,

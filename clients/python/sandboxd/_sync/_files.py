@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import posixpath
-from typing import Any, Iterator, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterator, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, overload
 
 from ..exceptions import (
     FileNotFoundException,
@@ -115,6 +115,33 @@ class Files:
         except SandboxException:
             pass
         return FileNotFoundException(str(e), code=e.code)
+
+    @overload
+    def read(
+        self,
+        path: str,
+        format: Literal["text"] = "text",
+        user: Optional[str] = None,
+        request_timeout: Optional[float] = None,
+    ) -> str: ...
+
+    @overload
+    def read(
+        self,
+        path: str,
+        format: Literal["bytes"],
+        user: Optional[str] = None,
+        request_timeout: Optional[float] = None,
+    ) -> bytes: ...
+
+    @overload
+    def read(
+        self,
+        path: str,
+        format: Literal["stream"],
+        user: Optional[str] = None,
+        request_timeout: Optional[float] = None,
+    ) -> Iterator[bytes]: ...
 
     def read(
         self,

@@ -206,7 +206,7 @@ class Sandbox:
                 pass
         return template, None
 
-    @overload
+    @overload  # type: ignore[misc] # a method, and a static one
     def connect(self: Self, timeout: Optional[float] = None) -> Self: ...
 
     @overload
@@ -264,7 +264,7 @@ class Sandbox:
         """Lists sandboxes, newest first: by ``next_items``, or by iterating."""
         return SandboxPaginator(Client(socket), query or SandboxQuery(), limit)
 
-    @overload
+    @overload  # type: ignore[misc] # a method, and a static one
     def kill(self) -> bool: ...
 
     @overload
@@ -292,7 +292,7 @@ class Sandbox:
             return False
         return True
 
-    @overload
+    @overload  # type: ignore[misc] # a method, and a static one
     def set_timeout(self, timeout: float) -> None: ...
 
     @overload
@@ -310,7 +310,7 @@ class Sandbox:
     ) -> None:
         _set_timeout(Client(socket), sandbox_id, timeout)
 
-    @overload
+    @overload  # type: ignore[misc] # a method, and a static one
     def get_info(self) -> SandboxInfo: ...
 
     @overload
@@ -333,7 +333,7 @@ class Sandbox:
         except NotFoundException:
             return False
 
-    @overload
+    @overload  # type: ignore[misc] # a method, and a static one
     def pause(self) -> bool: ...
 
     @overload
@@ -349,7 +349,7 @@ class Sandbox:
     def _cls_pause(cls, sandbox_id: str, *, socket: Optional[str] = None) -> bool:
         return _pause(Client(socket), sandbox_id)
 
-    @overload
+    @overload  # type: ignore[misc] # a method, and a static one
     def resume(self) -> None: ...
 
     @overload
@@ -466,7 +466,7 @@ class Sandbox:
 
     def download_file(self, path: str, destination: Optional[str] = None) -> bytes:
         """Reads a file, and writes it to a destination on this machine, if there is one."""
-        data: bytes = self.files.read(path, format="bytes")
+        data = self.files.read(path, format="bytes")
         if destination is not None:
             with open(destination, "wb") as f:
                 f.write(data)

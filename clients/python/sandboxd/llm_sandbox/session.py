@@ -440,7 +440,14 @@ def _console(out: Execution) -> ConsoleOutput:
 
 
 def _text(callback: Optional[Text]) -> Optional[Callable[[OutputMessage], Any]]:
-    return None if callback is None else lambda message: callback(message.line)
+    if callback is None:
+        return None
+    given = callback
+
+    def pass_on(message: OutputMessage) -> None:
+        given(message.line)
+
+    return pass_on
 
 
 def _inside(path: str) -> str:
