@@ -1,5 +1,9 @@
 """Code in sandboxes of the daemon."""
 
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 import unittest
 
@@ -10,9 +14,12 @@ from sandboxd import (
     NotFoundException,
     Sandbox,
     TimeoutException,
+    __version__,
 )
 
 from .support import HUNG, fresh
+
+SCRIPT = os.path.join(os.path.dirname(__file__), "..", "..", "..", "hack", "pyclient.py")
 
 
 class Code(unittest.TestCase):
@@ -139,3 +146,16 @@ class Code(unittest.TestCase):
     def test_missing_library(self):
         with self.assertRaises((LibraryException, InvalidArgumentException)):
             self.sandbox.run_code("1", libraries=["no-such-library-of-sandboxd"], stateless=True)
+
+    def test_library_of_a_directory(self):
+        with tempfile.TemporaryDirectory() as directory:
+            subprocess.run([sys.executable, SCRIPT, "build", directory], check=True, stdout=subprocess.DEVNULL)
+            (wheel,) = [n for n in os.listdir(directory) if n.endswith(".whl")]
+            self.sandbox.upload_file(os.path.join(directory, wheel), f"/wheels/{wheel}")
+        before = self.sandbox.run_code("import sandboxd", stateless=True)
+        self.assertEqual(before.error.name, "ModuleNotFoundError")
+        self.sandbox.install("sandboxd", library_dir="/wheels")
+        after = self.sandbox.run_code("import sandboxd; print(sandboxd.__version__)", stateless=True)
+        self.assertEqual(("".join(after.logs.stdout), after.exit_code), (f"{__version__}\n", 0))
+        with self.assertRaises(LibraryException):
+            self.sandbox.install("sandboxd2", library_dir="/wheels")

@@ -142,7 +142,11 @@ class AsyncCode:
         return await self._stream(body, callbacks, timeout, request_timeout)
 
     async def install(
-        self, libraries: Sequence[str], language: str, timeout: Optional[float]
+        self,
+        libraries: Sequence[str],
+        language: str,
+        library_dir: Optional[str],
+        timeout: Optional[float],
     ) -> None:
         """Installs libraries: it is a run of the smallest program with them."""
         lang = await self.language(language)
@@ -152,6 +156,7 @@ class AsyncCode:
                     "code": _requests.NOTHING.get(lang.name, "\n"),
                     "language": lang.name,
                     "libraries": list(libraries),
+                    "library_dir": library_dir,
                     "timeout": timeout or None,
                 }
             ),

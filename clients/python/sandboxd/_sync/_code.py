@@ -143,7 +143,11 @@ class Code:
         return self._stream(body, callbacks, timeout, request_timeout)
 
     def install(
-        self, libraries: Sequence[str], language: str, timeout: Optional[float]
+        self,
+        libraries: Sequence[str],
+        language: str,
+        library_dir: Optional[str],
+        timeout: Optional[float],
     ) -> None:
         """Installs libraries: it is a run of the smallest program with them."""
         lang = self.language(language)
@@ -153,6 +157,7 @@ class Code:
                     "code": _requests.NOTHING.get(lang.name, "\n"),
                     "language": lang.name,
                     "libraries": list(libraries),
+                    "library_dir": library_dir,
                     "timeout": timeout or None,
                 }
             ),

@@ -531,6 +531,7 @@ class Sandbox:
         envs: Optional[Envs] = None,
         timeout: Optional[float] = DEFAULT_CODE_TIMEOUT,
         libraries: Optional[Sequence[str]] = None,
+        library_dir: Optional[str] = None,
         stateless: bool = False,
         request_timeout: Optional[float] = None,
         **more: Any,
@@ -544,6 +545,8 @@ class Sandbox:
         An exception of the code is ``Execution.error``. After ``timeout`` seconds the code is ended
         and TimeoutException raised; 0 means no end but the sandbox's.
         """
+        if library_dir is not None:
+            more["library_dir"] = library_dir
         if "stdin" in more:
             more["stdin"] = _requests.stdin(more["stdin"])
         return self._code.run(
@@ -563,13 +566,17 @@ class Sandbox:
         )
 
     def install(
-        self, *libraries: str, language: str = "python", timeout: Optional[float] = 600
+        self,
+        *libraries: str,
+        language: str = "python",
+        library_dir: Optional[str] = None,
+        timeout: Optional[float] = 600,
     ) -> None:
         """Installs libraries of a language. LibraryException has the package manager's output.
 
-        They come from the sandbox's network, or from the image's own index.
+        They come over the sandbox's network, or from packages in its directory ``library_dir``.
         """
-        self._code.install(libraries, language, timeout)
+        self._code.install(libraries, language, library_dir, timeout)
 
     def create_code_context(
         self,

@@ -43,7 +43,8 @@ class BaseSession:
 
     ``backend`` and ``client`` are accepted, so that programs need no change: the backend is always
     sandboxd. A session has no network unless it is asked for one, by ``network`` or
-    ``runtime_configs={"network_mode": "bridge"}``, or by libraries of the constructor.
+    ``runtime_configs={"network_mode": "bridge"}``, or by libraries of the constructor. With
+    ``library_dir`` libraries are packages in that directory of the sandbox, without a network.
 
     The sandbox is deleted when the session is closed, and when this process ends, however it does.
     """
@@ -71,6 +72,7 @@ class BaseSession:
         skip_environment_setup: bool = False,
         encoding_errors: str = "replace",
         libraries: Optional[Sequence[str]] = None,
+        library_dir: Optional[str] = None,
         network: Any = None,
         limits: Optional[Mapping[str, Any]] = None,
         snapshot: Optional[str] = None,
@@ -99,7 +101,7 @@ class BaseSession:
             self._create.setdefault("settings", {}).setdefault("mounts", []).extend(more)
         if network is not None:
             self._create["network"] = network
-        elif libraries and "network" not in self._create:
+        elif libraries and library_dir is None and "network" not in self._create:
             self._create["network"] = "full"
         if limits:
             self._create["limits"] = {**self._create.get("limits", {}), **limits}
@@ -115,6 +117,7 @@ class BaseSession:
         self._container_id = container_id
         self._may_install = not skip_environment_setup
         self._libraries = list(libraries or [])
+        self._library_dir = library_dir
         self._socket = socket
         self._sandbox: Optional[Sandbox] = None
 
@@ -211,6 +214,7 @@ class BaseSession:
             return self.sandbox.run_code(
                 code,
                 libraries=libraries,
+                library_dir=self._library_dir if libraries else None,
                 timeout=limit,
                 on_stdout=_text(on_stdout),
                 on_stderr=_text(on_stderr),
@@ -226,7 +230,7 @@ class BaseSession:
             raise LibraryInstallationNotSupportedError(self.lang)
         self._check_libraries(names)
         with _Errors(self.lang):
-            self.sandbox.install(*names, language=self.lang, timeout=0)
+            self.sandbox.install(*names, language=self.lang, library_dir=self._library_dir, timeout=0)
 
     def _check_libraries(self, libraries: Optional[Sequence[str]]) -> None:
         if not libraries:
