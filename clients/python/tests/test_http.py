@@ -153,6 +153,16 @@ def mutate(rng, data):
     return bytes(out)
 
 
+async def upgraded(path):
+    response = await AsyncClient(path).open("POST", "v1", "x", upgrade="tcp")
+    reader, writer = response.detach()
+    try:
+        return await reader.read(100)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
 async def frames(path):
     response = await AsyncClient(path).open("GET", "v1", "x")
     try:
@@ -175,6 +185,14 @@ class Streams(unittest.TestCase):
             with self.assertRaises(ProtocolException):
                 list(response.frames())
             response.close()
+
+    def test_an_upgrade_leaves_the_peers_first_words(self):
+        head = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
+        with Peer(head + b"hello") as peer:
+            with Client(peer.path).open("POST", "v1", "x", upgrade="tcp").detach() as conn:
+                self.assertEqual(conn.recv(100), b"hello")
+            reader = asyncio.run(upgraded(peer.path))
+            self.assertEqual(reader, b"hello")
 
     def test_segments(self):
         for bad in ("", ".", ".."):

@@ -286,6 +286,13 @@ class Commands(unittest.TestCase):
         with self.assertRaises(NotFoundException):
             self.sandbox.commands.send_stdin(999999, "x")
 
+    def test_kill_reaches_other_process_groups(self):
+        handle = self.sandbox.commands.run("setsid sleep 9876 & echo up; wait", background=True)
+        for out, _, _ in handle:
+            break
+        handle.kill()
+        self.wait_gone(["sleep", "9876"])
+
     def test_terminal(self):
         seen = []
         handle = self.sandbox.pty.create(PtySize(rows=30, cols=100), cmd="stty size; read x; stty size")
@@ -394,6 +401,14 @@ class Files(unittest.TestCase):
         handle.stop()
         self.assertEqual([(e.name, e.type.value) for e in events], [("x", "write"), ("x", "remove")])
         self.assertEqual(handle.get_new_events(), [])
+
+    def test_stop_wakes_a_watch_that_waits(self):
+        handle = self.files.watch_dir("/tmp")
+        self.sandbox.commands.run("true")  # by now the watch's thread waits for the daemon
+        stopper = threading.Thread(target=handle.stop, daemon=True)
+        stopper.start()
+        stopper.join(HUNG)
+        self.assertFalse(stopper.is_alive())
 
     def test_archives(self):
         self.files.make_dir("/tmp/tree/d")
