@@ -18,7 +18,7 @@ var gem = &Libraries{
 	Manager: "gem", Check: checkNamed("._-", ":", ".-"),
 	// Behind "--" come flags of extensions' builds.
 	Ways: func(names []string, local *Local) [][]Step {
-		argv := []string{"gem", "install", "--no-document", "--quiet", "--silent"}
+		argv := []string{"gem", "install", "--no-document"}
 		if local == nil {
 			return [][]Step{{{Argv: concat(argv, names)}}}
 		}

@@ -9,7 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +26,7 @@ const image = "local/languages:1"
 // packages are those of the languages but Go, which is mounted. They are as this machine has them:
 // `make deps` installs them.
 var packages = []string{
-	"bash", "libc-bin", "coreutils", "dash", "sed", "grep", "python3", "python3-pip", "python3-numpy", "nodejs", "esbuild", "ruby", "default-jdk-headless", "gcc", "g++", "r-base-core",
+	"bash", "libc-bin", "coreutils", "dash", "sed", "grep", "python3", "python3-pip", "python3-numpy", "nodejs", "esbuild", "ruby", "default-jdk-headless", "gcc", "g++", "r-base-core", "tar", "gzip",
 }
 
 // workshop is a sandbox that has all languages.
@@ -41,7 +43,19 @@ func open(t *testing.T) *workshop {
 		t.Fatalf("find Go: %v", err)
 	}
 	goroot := strings.TrimSpace(string(out))
-	d := harness.Start(t, harness.Options{Args: []string{"--mount-root", goroot}})
+	mounts := []api.Mount{{Type: api.MountBind, Source: goroot, Target: "/usr/local/go", ReadOnly: true}}
+	args := []string{"--mount-root", goroot}
+	packages := packages
+	// Where npm has replaced itself, its package no longer says which files it has.
+	if npm, err := filepath.EvalSymlinks(testenv.RequirePeer(t, "npm")); err != nil {
+		t.Fatal(err)
+	} else if dir := filepath.Dir(filepath.Dir(npm)); strings.HasSuffix(dir, "/node_modules/npm") {
+		mounts = append(mounts, api.Mount{Type: api.MountBind, Source: dir, Target: dir, ReadOnly: true})
+		args = append(args, "--mount-root", dir)
+	} else {
+		packages = append(slices.Clone(packages), "npm")
+	}
+	d := harness.Start(t, harness.Options{Args: args})
 	name := os.Getenv("SANDBOXD_TEST_CODE_IMAGE") // a tar of a whole root file system instead
 	if name == "" {
 		d.ImportDebian(t, image, packages...)
@@ -57,7 +71,7 @@ func open(t *testing.T) *workshop {
 	}
 	s := d.Create(t, api.CreateSandbox{
 		Image: image, Env: []string{"LANG=C.UTF-8"},
-		Settings: api.Settings{Mounts: []api.Mount{{Type: api.MountBind, Source: goroot, Target: "/usr/local/go", ReadOnly: true}}},
+		Settings: api.Settings{Mounts: mounts},
 	})
 	if name == "" { // R's package makes this file when it is installed
 		renviron, err := os.ReadFile("/etc/R/Renviron")
@@ -119,9 +133,13 @@ func inDir(command string) string {
 }
 
 // TestTable runs each language's program of each case as code and plainly.
+//
+// One lane is enough: what a privilege changes about runs, functional.TestCode looks at in both.
 func TestTable(t *testing.T) {
+	testenv.SameForAll(t)
 	w := open(t)
 	w.s.Sh(t, "mkdir -p /plain")
+	local := libraries(t)
 	lines := new(strings.Builder)
 	for i := range largeLines {
 		fmt.Fprintf(lines, "line %d\n", i)
@@ -177,6 +195,9 @@ func TestTable(t *testing.T) {
 							t.Errorf("plainly it is\n%+v\nand as code\n%+v", short(plain), short(got))
 						}
 					})
+				}
+				if lib, ok := local[l.name]; ok {
+					t.Run("library", func(t *testing.T) { w.library(t, &l, &lib) })
 				}
 				t.Run("timeout", func(t *testing.T) { w.timeout(t, &l, cwd) })
 				t.Run("streams", func(t *testing.T) { w.streams(t, &l, cwd) })
