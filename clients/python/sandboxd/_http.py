@@ -38,7 +38,7 @@ def request_head(
 ) -> bytes:
     """Returns the head of a request, its empty line included."""
     if query:
-        target += "?" + urlencode(list(query))
+        target += "?" + urlencode(list(query), errors="surrogateescape")
     lines = [f"{method} {target} HTTP/1.1", "Host: sandboxd"]
     for name, value in headers.items():
         if "\r" in value or "\n" in value:

@@ -180,3 +180,16 @@ def shell(cmd: Command, program: str) -> List[str]:
     return argv
 
 
+
+
+def path_field(name: str, path: str) -> Dict[str, str]:
+    """Returns the field of a body with a path. A path that is no UTF-8 has another field.
+
+    In Python, such a path has surrogates, as os.fsdecode makes them.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raw = path.encode("utf-8", "surrogateescape")
+        return {f"{name}_bytes": base64.b64encode(raw).decode()}
+    return {name: path}

@@ -213,7 +213,7 @@ class EntryInfo:
     @classmethod
     def of(cls, d: Mapping[str, Any]) -> "EntryInfo":
         kinds = {"file": FileType.FILE, "directory": FileType.DIR, "symlink": FileType.SYMLINK}
-        path = str(d.get("path", ""))
+        path = _path(d, "path")
         try:
             mode = int(str(d.get("mode", "0")), 8)
         except ValueError as e:
@@ -228,7 +228,7 @@ class EntryInfo:
             owner=str(d.get("user") or d.get("uid", "")),
             group=str(d.get("group") or d.get("gid", "")),
             modified_time=parse_time(d.get("mtime")),
-            symlink_target=d.get("target"),
+            symlink_target=_path(d, "target") or None,
         )
 
 
@@ -279,12 +279,24 @@ class FilesystemEvent:
         kind = kinds.get(str(d.get("kind")))
         if kind is None:
             return None
-        path = str(d.get("from") if kind is FilesystemEventType.RENAME else d.get("path", ""))
-        new = d.get("to") if kind is FilesystemEventType.RENAME else None
+        moved = kind is FilesystemEventType.RENAME
+        path = _path(d, "from" if moved else "path")
+        new = _path(d, "to") if moved else ""
         # The daemon writes a file under another name first, so that it appears whole.
         if _TEMPORARY.match(path.rpartition("/")[2]):
-            return cls(_relative(str(new), root), FilesystemEventType.WRITE) if new else None
-        return cls(_relative(path, root), kind, _relative(str(new), root) if new else None)
+            return cls(_relative(new, root), FilesystemEventType.WRITE) if new else None
+        return cls(_relative(path, root), kind, _relative(new, root) if new else None)
+
+
+def _path(d: Mapping[str, Any], name: str) -> str:
+    """Returns a path. What is no UTF-8 in it are surrogates, as in os.fsdecode."""
+    raw = d.get(f"{name}_bytes")
+    if raw:
+        try:
+            return base64.b64decode(raw, validate=True).decode("utf-8", "surrogateescape")
+        except (ValueError, TypeError) as e:
+            raise ProtocolException(f"decode a path: {e}") from e
+    return str(d.get(name) or "")
 
 
 def _relative(path: str, root: str) -> str:

@@ -192,6 +192,10 @@ class Commands(unittest.TestCase):
         self.assertEqual(result.stdout, "äb\ufffd\n\ufffd")
         self.assertEqual("".join(pieces), result.stdout)
 
+    def test_request_timeout_does_not_bound_the_command(self):
+        result = self.sandbox.commands.run("echo a; sleep 0.6; echo b", request_timeout=0.5)
+        self.assertEqual(result.stdout, "a\nb\n")
+
     def test_large_output(self):
         result = self.sandbox.commands.run("head -c 5000000 /dev/zero | tr '\\0' x")
         self.assertEqual(len(result.stdout), 5_000_000)
@@ -359,6 +363,18 @@ class Files(unittest.TestCase):
         self.assertEqual(self.files.rename("t/2 ö", "t/3").size, 2)
         self.files.remove("t")
         self.assertFalse(self.files.exists("t"))
+
+    def test_names_that_are_no_text(self):
+        self.sandbox.commands.run(r"mkdir -p /work/odd && cd /work/odd && touch $(printf 'a\377') && ln -s $(printf 'a\377') l", cwd="/")
+        entry, link = self.files.list("odd")
+        self.assertEqual((entry.name, link.symlink_target), ("a\udcff", "a\udcff"))
+        self.files.write(entry.path, "1")
+        moved = self.files.rename(entry.path, entry.path + "\udcfe")
+        self.assertEqual(self.files.read(moved.path), "1")
+        self.files.make_dir("odd/\udcff/d")
+        self.files.remove("odd/\udcff")
+        self.files.remove(moved.path)
+        self.assertEqual([e.name for e in self.files.list("odd")], ["l"])
 
     def test_errors(self):
         for call in (

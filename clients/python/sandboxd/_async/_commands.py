@@ -421,6 +421,7 @@ class AsyncCommands(_Execs):
             accept=FRAMES,
             request_timeout=request_timeout,
         )
+        response.untimed()  # the command's own timeout bounds the rest
         try:
             async for channel, payload in response.frames():
                 if channel == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from typing import Any, AsyncIterator, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, overload
 
+from .. import _requests
 from ..exceptions import (
     FileNotFoundException,
     InvalidArgumentException,
@@ -40,6 +41,7 @@ class AsyncWatchHandle:
                 raise from_problem(event["error"])
             if event.get("kind") == "ready":
                 break
+        self._response.untimed()
         self._job = Job(self._read)
 
     async def _read(self) -> None:
@@ -261,7 +263,7 @@ class AsyncFiles:
                 return False
         except FileNotFoundException:
             pass
-        document: Dict[str, Any] = {"path": path, "parents": True}
+        document: Dict[str, Any] = {**_requests.path_field("path", path), "parents": True}
         if user is not None:
             document["user"] = user
         await self._call("POST", "mkdir", document=document, request_timeout=request_timeout)
@@ -276,7 +278,10 @@ class AsyncFiles:
     ) -> EntryInfo:
         """Moves a file or directory, over a file that is at the new path."""
         new_path = self._absolute(new_path)
-        document: Dict[str, Any] = {"from": self._absolute(old_path), "to": new_path}
+        document: Dict[str, Any] = {
+            **_requests.path_field("from", self._absolute(old_path)),
+            **_requests.path_field("to", new_path),
+        }
         if overwrite:
             document["overwrite"] = True
         await self._call("POST", "move", document=document, request_timeout=request_timeout)
@@ -306,7 +311,9 @@ class AsyncFiles:
         query = [("path", root)]
         if recursive:
             query.append(("recursive", "true"))
-        response = await self._open("GET", "watch", query=query, accept=NDJSON)
+        response = await self._open(
+            "GET", "watch", query=query, accept=NDJSON, request_timeout=request_timeout
+        )
         handle = AsyncWatchHandle(response, root, on_event)
         try:
             await handle.start()

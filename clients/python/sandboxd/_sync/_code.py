@@ -188,6 +188,7 @@ class Code:
             accept=NDJSON,
             request_timeout=request_timeout,
         )
+        response.untimed()  # the code's own timeout bounds the rest
         run = Execution()
         out, err = Decoder(), Decoder()
         try:

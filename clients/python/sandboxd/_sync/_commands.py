@@ -422,6 +422,7 @@ class Commands(_Execs):
             accept=FRAMES,
             request_timeout=request_timeout,
         )
+        response.untimed()  # the command's own timeout bounds the rest
         try:
             for channel, payload in response.frames():
                 if channel == 1:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import posixpath
 from typing import Any, Iterator, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, overload
 
+from .. import _requests
 from ..exceptions import (
     FileNotFoundException,
     InvalidArgumentException,
@@ -41,6 +42,7 @@ class WatchHandle:
                 raise from_problem(event["error"])
             if event.get("kind") == "ready":
                 break
+        self._response.untimed()
         self._job = Job(self._read)
 
     def _read(self) -> None:
@@ -262,7 +264,7 @@ class Files:
                 return False
         except FileNotFoundException:
             pass
-        document: Dict[str, Any] = {"path": path, "parents": True}
+        document: Dict[str, Any] = {**_requests.path_field("path", path), "parents": True}
         if user is not None:
             document["user"] = user
         self._call("POST", "mkdir", document=document, request_timeout=request_timeout)
@@ -277,7 +279,10 @@ class Files:
     ) -> EntryInfo:
         """Moves a file or directory, over a file that is at the new path."""
         new_path = self._absolute(new_path)
-        document: Dict[str, Any] = {"from": self._absolute(old_path), "to": new_path}
+        document: Dict[str, Any] = {
+            **_requests.path_field("from", self._absolute(old_path)),
+            **_requests.path_field("to", new_path),
+        }
         if overwrite:
             document["overwrite"] = True
         self._call("POST", "move", document=document, request_timeout=request_timeout)
@@ -307,7 +312,9 @@ class Files:
         query = [("path", root)]
         if recursive:
             query.append(("recursive", "true"))
-        response = self._open("GET", "watch", query=query, accept=NDJSON)
+        response = self._open(
+            "GET", "watch", query=query, accept=NDJSON, request_timeout=request_timeout
+        )
         handle = WatchHandle(response, root, on_event)
         try:
             handle.start()

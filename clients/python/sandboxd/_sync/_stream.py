@@ -73,6 +73,7 @@ class Stream:
 
 def _bound(sock: socket.socket, deadline: Optional[float]) -> None:
     if deadline is None:
+        sock.settimeout(None)  # an earlier deadline may have been lifted
         return
     left = deadline - time.monotonic()
     if left <= 0:
