@@ -1,6 +1,8 @@
 """Sessions in the shape of LLM Sandbox."""
 
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import unittest
@@ -125,6 +127,26 @@ class Sessions(unittest.TestCase):
         with SandboxSession(lang="bash", image=image()) as session:
             self.assertEqual(session.run("echo hi; exit 2").exit_code, 2)
 
+    def test_a_killed_client_leaves_no_sandbox(self):
+        program = (
+            "import os, signal\n"
+            "from sandboxd.llm_sandbox import SandboxSession\n"
+            "session = SandboxSession()\n"
+            "session.open()\n"
+            "print(session.container_id, flush=True)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, encoding="utf-8")
+        name = done.stdout.strip()
+        self.assertTrue(name)
+        client = self.session.sandbox._client
+        watch = threading.Event()
+        for _ in range(HUNG * 20):
+            if name not in [s["id"] for s in client.call("GET", "v1", "sandboxes")["sandboxes"]]:
+                return
+            watch.wait(0.05)
+        self.fail("the sandbox is still there")
+
     def test_closing_deletes(self):
         with SandboxSession(image=image()) as session:
             name = session.container_id
@@ -191,6 +213,14 @@ class Pools(unittest.TestCase):
                 seen.add(session.container_id)
         for name in seen:
             self.assertFalse(Sandbox.kill(name))
+
+    def test_warm_sandboxes(self):
+        pool = self.pool(min_pool_size=1)
+        warm = pool._idle[0]
+        self.assertEqual(pool.acquire().sandbox_id, warm.sandbox_id)
+        pool = self.pool(min_pool_size=1)
+        pool._idle[0].kill()
+        self.assertTrue(pool.acquire().is_running())
 
     def test_exhaustion(self):
         pool = self.pool(max_pool_size=1, exhaustion_strategy=ExhaustionStrategy.FAIL_FAST)
