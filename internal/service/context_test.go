@@ -405,3 +405,119 @@ func TestContextsAreApart(t *testing.T) {
 		}
 	}
 }
+
+func TestBashContext(t *testing.T) {
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{Language: "sh", Env: []string{"A=a"}})
+	for _, run := range []struct {
+		code, want string
+		exit       int
+	}{
+		{"x=5; f() { echo \"f $1 $x\"; }; cd /usr", `"" ""`, 0},
+		{"f 1; pwd; echo $A", `"f 1 5\n/usr\na\n" ""`, 0},
+		{"echo out; echo err >&2; false", `"out\n" "err\n"`, 1},
+		{"exit 3; echo not", `"" ""`, 3},
+		{"(exit 4)", `"" ""`, 4},
+		{"g() { exit 5; }; g; echo not", `"" ""`, 5},
+		{"echo $x", `"5\n" ""`, 0},
+		{"set -e; false; echo goes on", `"goes on\n" ""`, 0},
+		{"set +e; cat", `"" ""`, 0},
+		{"", `"" ""`, 0},
+		{"printf 'a\\0b'", `"a\x00b" ""`, 0},
+		{"echo '\\n  \t%s $x'", `"\\n  \t%s $x\n" ""`, 0},
+		{"exec >/dev/null; echo lost", `"" ""`, 0},
+		{"cat <<E\nline\nE", `"" ""`, 0},
+		{"exec >/proc/self/fd/2; echo there", `"" "there\n"`, 0},
+	} {
+		res := runIn(d, c, run.code)
+		if got := summary(res); got != run.want || res.Exit.Code != run.exit {
+			t.Errorf("%q\n got %s, exit %d\nwant %s, exit %d", run.code, got, res.Exit.Code, run.want, run.exit)
+		}
+	}
+	res := runIn(d, c, "echo\necho\nnosuchcommand")
+	if !strings.Contains(res.Logs.Stderr, "line 3: nosuchcommand: command not found") || res.Exit.Code != 127 {
+		t.Error(summary(res))
+	}
+	if res = runReq(d, c, api.CodeRequest{Code: "echo $B", Env: []string{"B=b c"}}); res.Logs.Stderr != "\n\nb c\n" && res.Logs.Stderr != "b c\n" {
+		t.Error(summary(res))
+	}
+	c = newContext(d, sb.ID, api.CreateContext{Language: "bash"})
+	runIn(d, c, "x=1; f() { while :; do :; done; echo no; }")
+	for _, code := range []string{"while :; do :; done; echo no", "f; echo no", "sleep 1000; echo no", "for i in 1 2; do sleep 1000; done", "y=$(sleep 1000); echo no", "yes; echo no"} {
+		res := runReq(d, c, api.CodeRequest{Code: code, Timeout: 0.3})
+		if res.Failure == nil || res.Failure.Name != "KeyboardInterrupt" || !res.Exit.Timeout || res.Exit.Code != 130 || strings.Contains(res.Logs.Stdout, "no") {
+			t.Errorf("%s: %.200s %+v", code, summary(res), res.Exit)
+		}
+	}
+	if got := summary(runIn(d, c, "echo $x")); got != `"1\n" ""` {
+		t.Error(got)
+	}
+	// Output that looks like messages is output.
+	if got := summary(runIn(d, c, "printf '\\0KEY:d 1 2\\n{}'; printf '\\0'; printf '\\0' >&2")); got != `"\x00KEY:d 1 2\n{}\x00" "\x00"` {
+		t.Error(got)
+	}
+	// Messages of the user's own are the context's alone.
+	if res := runIn(d, c, "__sbx_say d 999 '{}'"); res.Failure == nil || res.Failure.Name != "ContextRestarted" {
+		t.Error(summary(res))
+	}
+	if res := runIn(d, c, "kill -9 $$"); res.Failure == nil || res.Failure.Name != "ContextDied" {
+		t.Error(summary(res))
+	}
+	n := map[api.CodeEventType]int{}
+	streamed(t, d, api.CodeRequest{Code: "head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2"}, c, func(e api.CodeEvent) {
+		n[e.Type] += len(e.Text) + len(e.Data)
+	})
+	if n[api.CodeStdout] != 3000000 || n[api.CodeStderr] != 2000000 {
+		t.Error(n)
+	}
+}
+
+func TestJavaScriptContext(t *testing.T) {
+	testenv.RequirePeer(t, "node")
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{Language: "js"})
+	for _, run := range []struct{ code, want string }{
+		{"const x = 5; let y = 1; function f() { return x + y }", `"" ""`},
+		{"console.log(x); console.error('e'); f()", `"5\n" "e\n" [6]*`},
+		{"'text'", `"" "" [text]*`},
+		{"await new Promise(r => setTimeout(() => r([1, {a: 2}]), 5))", `"" "" [[ 1, { a: 2 } ]]*`},
+		{"const z = await 3; z + 1", `"" "" [4]*`},
+		{"_ + z", `"" "" [7]*`},
+		{"display(1, 'two'); undefined", `"" "" [1] [two]`},
+		{"throw new TypeError('bad')", `"" "" TypeError: bad`},
+		{"await Promise.reject(new RangeError('later'))", `"" "" RangeError: later`},
+		{"throw null", `"" "" Error: null`},
+		{"let w = (", `"" "" SyntaxError: Unexpected end of input`},
+		{"console.log('a'); require('child_process').execSync('echo b', {stdio: 'inherit'}); console.log('c')", `"a\nb\nc\n" ""`},
+		{"process.stdin.read()", `"" "" [null]*`},
+		{"", `"" ""`},
+	} {
+		if got := summary(runIn(d, c, run.code)); got != run.want {
+			t.Errorf("%s\n got %s\nwant %s", run.code, got, run.want)
+		}
+	}
+	res := runIn(d, c, "function g() {\n  nosuch()\n}\ng()")
+	if want := "ReferenceError: nosuch is not defined\n    at g (<cell 15>:2:3)\n    at <cell 15>:4:1"; res.Failure == nil || res.Failure.Traceback != want {
+		t.Errorf("%+v", res.Failure)
+	}
+	for _, code := range []string{"while (true) {}", "await new Promise(() => setTimeout(() => {}, 1e9))", "require('child_process').execSync('sleep 1000')"} {
+		res := runReq(d, c, api.CodeRequest{Code: code, Timeout: 0.3})
+		if res.Failure == nil || !res.Exit.Timeout || strings.HasPrefix(res.Failure.Name, "Context") {
+			t.Errorf("%s: %.200s %+v", code, summary(res), res.Exit)
+		}
+	}
+	if got := summary(runIn(d, c, "f()")); got != `"" "" [6]*` {
+		t.Error(got)
+	}
+	if res := runIn(d, c, "process.exit(4)"); res.Failure == nil || res.Failure.Name != "ContextDied" || !strings.Contains(res.Failure.Value, "exit code 4") {
+		t.Error(summary(res))
+	}
+	var got strings.Builder
+	streamed(t, d, api.CodeRequest{Code: "for (let i = 0; i < 100000; i++) console.log(i)"}, c, func(e api.CodeEvent) { got.WriteString(e.Text) })
+	if n := strings.Count(got.String(), "\n"); n != 100000 {
+		t.Errorf("%d lines", n)
+	}
+	if res := runIn(d, c, "'x'.repeat(3000000)"); len(res.Results) != 1 || len(res.Results[0].Text) != 3000000 {
+		t.Error(len(res.Results))
+	}
+}

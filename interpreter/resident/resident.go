@@ -7,28 +7,57 @@ import (
 	"slices"
 )
 
-//go:embed python.py python_charts.py python_display.py python_magic.py
+//go:embed bash.sh javascript.js python.py python_charts.py python_display.py python_magic.py
 var sources embed.FS
 
 // A Kernel is the program of a context.
 type Kernel struct {
 	Language string
+	Program  string // interpreter that the image must have
 	Argv     []string
-	Stdin    []byte // comes before the first request
+	Stdin    []byte // comes before the first request; nil if nothing does
+
+	words  bool   // requests are words
+	marker []byte // before each message between output; nil if output comes in frames
 }
+
+// NewSplitter returns the splitter for the output of the kernel's process.
+func (k *Kernel) NewSplitter() Splitter {
+	if k.marker != nil {
+		return &marked{marker: k.marker}
+	}
+	return new(Decoder)
+}
+
+// SharesStderr reports whether the process's stderr has output of programs, and not the
+// interpreter's own last words.
+func (k *Kernel) SharesStderr() bool { return k.marker != nil }
 
 // language is a kernel's source, and how the interpreter gets it.
 type language struct {
 	name    string
-	aliases []string
 	main    string            // file that the bootstrap executes
 	parts   map[string]string // files that the kernel executes when it needs them, by their names there
+	program string
 	argv    func(size int) []string
+	marked  bool // messages stand between output; the main file is an argument, and the key another
+	words   bool // requests are words
 }
 
 var languages = []language{
 	{
-		name: "python", aliases: []string{"python3", "py"}, main: "python.py",
+		name: "bash", program: "bash", main: "bash.sh", marked: true, words: true,
+		argv: func(int) []string { return []string{"bash", "--noprofile", "--norc", "-c"} },
+	},
+	{
+		name: "javascript", program: "node", main: "javascript.js", marked: true,
+		// Node cannot move its descriptors.
+		argv: func(int) []string {
+			return []string{"sh", "-c", `exec node -e "$1" "$3" 3<&0 4>&1 5>&2 </dev/null`, "sh"}
+		},
+	},
+	{
+		name: "python", program: "python3", main: "python.py",
 		parts: map[string]string{"display": "python_display.py", "magic": "python_magic.py", "charts": "python_charts.py"},
 		argv: func(size int) []string {
 			return []string{"python3", "-c", fmt.Sprintf(`import os
@@ -52,18 +81,22 @@ func Languages() (names []string) {
 	return names
 }
 
-// For returns the kernel of a language, by its name or an alias; false if there is none.
-func For(name string) (Kernel, bool) {
+// For returns the kernel of a language; false if there is none. The key
+// tells messages from output; each process has one of its own.
+func For(name, key string) (Kernel, bool) {
 	for _, l := range languages {
-		if l.name == name || slices.Contains(l.aliases, name) {
-			return l.kernel(), true
+		if l.name == name {
+			return l.kernel(key), true
 		}
 	}
 	return Kernel{}, false
 }
 
-func (l *language) kernel() Kernel {
+func (l *language) kernel(key string) Kernel {
 	main := source(l.main)
+	if l.marked {
+		return Kernel{Language: l.name, Program: l.program, Argv: append(l.argv(len(main)), string(main), l.name, key), words: l.words, marker: []byte("\x00" + key + ":")}
+	}
 	parts := make(map[string]string, len(l.parts))
 	for name, file := range l.parts {
 		parts[name] = string(source(file))
@@ -73,7 +106,7 @@ func (l *language) kernel() Kernel {
 		panic(err) // strings
 	}
 	stdin := slices.Concat(main, line, []byte("\n"))
-	return Kernel{Language: l.name, Argv: l.argv(len(main)), Stdin: stdin}
+	return Kernel{Language: l.name, Program: l.program, Argv: l.argv(len(main)), Stdin: stdin}
 }
 
 func source(file string) []byte {
