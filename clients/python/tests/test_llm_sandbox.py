@@ -147,6 +147,12 @@ class Sessions(unittest.TestCase):
             watch.wait(0.05)
         self.fail("the sandbox is still there")
 
+    def test_a_session_that_idles_stays(self):
+        info = self.session.sandbox.get_info()
+        self.assertGreater(info.raw["idle_timeout"], 86400)
+        with SandboxSession(image=image(), session_timeout=90) as session:
+            self.assertEqual(session.sandbox.get_info().raw["idle_timeout"], 90)
+
     def test_closing_deletes(self):
         with SandboxSession(image=image()) as session:
             name = session.container_id

@@ -71,7 +71,7 @@ class PoolManager:
         self._snapshot: Optional[str] = None
         self._base: Dict[str, Any] = dict(self._pattern._create)
         if self.config.max_container_lifetime:
-            self._base.setdefault("timeout", self.config.max_container_lifetime)
+            self._base["timeout"] = min(self._base["timeout"], self.config.max_container_lifetime)
         if libraries:
             self._prepare(libraries)
         if self.config.enable_prewarming:

@@ -37,6 +37,9 @@ from .exceptions import (
 
 Text = Callable[[str], Any]
 
+#: Seconds that a session lasts at most if it is given no session_timeout: a week.
+LONGEST = 7 * 86400.0
+
 
 class BaseSession:
     """A sandbox, and a language in it.
@@ -107,8 +110,9 @@ class BaseSession:
             self._create["limits"] = {**self._create.get("limits", {}), **limits}
         self._create.setdefault("cwd", workdir)
         self._create.update(image=image, snapshot=snapshot, profile=profile, socket=socket)
-        if session_timeout:
-            self._create["timeout"] = session_timeout
+        # Without a time of its own a session lasts as long as this process, to which it is tied; the
+        # daemon's defaults would end one that idles for ten minutes.
+        self._create["timeout"] = session_timeout or LONGEST
         self.workdir = workdir
         self.security_policy = security_policy
         self.verbose = verbose
