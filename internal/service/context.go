@@ -59,7 +59,7 @@ type codeContext struct {
 	hold    *hold      // of its output
 	kernel  resident.Kernel
 	split   resident.Splitter // of its output; only with the turn
-	from    int64             // offset behind what was split; only with the turn
+	from    int64             // offset behind the output that was split; only with the turn
 	place   place
 	run     *contextRun // under way
 	expiry  *time.Timer // nil without idle timeout
@@ -628,7 +628,7 @@ func (s *core) endReplaced(x *Execution) {
 	}
 }
 
-// resumeContexts goes on with what the last daemon left: runs under way, idle times.
+// resumeContexts goes on with the contexts of the last daemon: runs under way, idle times.
 func (s *core) resumeContexts() {
 	s.contexts.mu.Lock()
 	defer s.contexts.mu.Unlock()

@@ -515,9 +515,9 @@ func TestJavaScriptContext(t *testing.T) {
 	var got strings.Builder
 	streamed(t, d, api.CodeRequest{Code: "for (let i = 0; i < 100000; i++) console.log(i)"}, c, func(e api.CodeEvent) { got.WriteString(e.Text) })
 	if n := strings.Count(got.String(), "\n"); n != 100000 {
-		t.Errorf("%d lines", n)
+		t.Errorf("%d lines, %.300q", n, got.String())
 	}
 	if res := runIn(d, c, "'x'.repeat(3000000)"); len(res.Results) != 1 || len(res.Results[0].Text) != 3000000 {
-		t.Error(len(res.Results))
+		t.Error(len(res.Results), len(res.Results[0].Text))
 	}
 }

@@ -32,7 +32,7 @@ var (
 )
 
 // read passes the frames of the process to handle until that is done. It returns errDied at the
-// process's end, and the last of what the process wrote to stderr.
+// process's end, and the end of its stderr.
 func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (done bool, err error)) (said string, err error) {
 	c.mu.Lock()
 	x, run := c.x, c.place.Run
@@ -46,7 +46,7 @@ func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (don
 		buf  = make([]byte, 64<<10)
 	)
 	for done := false; ; {
-		for !done { // also what the last run has left
+		for !done { // also output that the last run has left
 			f, ok, err := c.split.Next()
 			if err != nil {
 				return string(tail), err
@@ -100,7 +100,7 @@ func (c *codeContext) advance(x *Execution, at int64) {
 	}
 	c.place.At = at
 	c.writePlace()
-	x.log.taken(c.hold, at) // after that: the next daemon needs what the place says
+	x.log.taken(c.hold, at) // after that: the next daemon reads from the place on
 }
 
 // begin notes that a run is under way. It needs mu.
@@ -196,7 +196,7 @@ func (c *codeContext) recover(ctx context.Context, run *contextRun, err error, s
 	died := errors.Is(err, errDied)
 	c.end(ctx)
 	c.mu.Lock()
-	c.over(run) // what is due for it is not for the next process
+	c.over(run) // its signals are not for the next process
 	killed := run.killed
 	if !died {
 		killed = cmp.Or(killed, err.Error())
@@ -260,7 +260,8 @@ func validateContextRun(req *api.CodeRequest) error {
 	return err
 }
 
-// runInContext runs code in a context and emits events as they happen. Runs of a context take turns.
+// runInContext runs code in a context and emits events as they happen. Runs of a context take
+// turns.
 // If ctx ends or emit fails, the run is interrupted, and the context restarted if that does not end
 // it.
 func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest, emit func(api.CodeEvent) error) error {
@@ -386,7 +387,7 @@ func (c *codeContext) leave(run *contextRun) bool {
 }
 
 // tellDeath answers a run that found the process of its context dead. The code does not run: it
-// would not find what it expects.
+// would miss its variables.
 func (c *codeContext) tellDeath(why string, emit func(api.CodeEvent) error) error {
 	out := &runEvents{emit: emit}
 	if err := out.send(api.CodeEvent{Type: api.CodeStarted}); err != nil {

@@ -19,6 +19,11 @@
 //	0         4      5        9
 //	| length  | type | number | payload, at most 48 KiB |
 //
+// Kernels of bash and javascript leave their streams to programs. Their messages stand in the
+// output of those: NUL, the process's key and ":", then type, number and length as text, a newline
+// and the payload. A message of type "s" on stderr says that the run's output there is complete.
+// Requests of bash are words with escapes of printf's %b.
+//
 // Longer messages than a frame come in pieces of type "+", of which the last one has the message's
 // own type. Output is bytes, other payloads are JSON. Between runs a kernel writes nothing.
 //
@@ -27,5 +32,5 @@
 // The user's code and the kernel are one process: it can write anything to the kernel's stdout. A
 // [Decoder] therefore holds one frame, and a [Reader] one message of at most [MaxMessage] bytes. It
 // refuses unknown types and fields, and numbers of other runs. A forged result is one that the code
-// could have displayed. What a kernel says of its usage is shown as it says it, within bounds.
+// could have displayed. The usage that a kernel reports is shown within bounds.
 package resident

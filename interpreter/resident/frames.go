@@ -13,7 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Bounds of what a kernel sends.
+// Bounds of messages.
 const (
 	MaxFrame   = 48 << 10 // bytes of a payload
 	MaxMessage = 16 << 20 // bytes of a message in pieces

@@ -50,7 +50,11 @@
   Object.defineProperty(process, 'stdin', {configurable: true, enumerable: true, get: () => nothing});
 
   let interrupts = 0;
-  process.on('SIGINT', () => { interrupts++; });
+  // Of what awaits; code that runs is interrupted by node itself.
+  const onInterrupt = () => {
+    interrupts++;
+    settle(pending, {error: {code: 'ERR_SCRIPT_EXECUTION_INTERRUPTED'}, thrown: true});
+  };
   const shown = (e) => (e instanceof Error || (e && typeof e.stack === 'string') ? e.stack : `Uncaught ${util.inspect(e)}`);
   const clean = (text) => text.split('\n').filter((line) => !/^\s+at .*(\(?node:|\[eval\]|REPL)/.test(line)).join('\n');
   process.on('uncaughtException', (e) => { put(2, Buffer.from(clean(shown(e)) + '\n')); });
@@ -59,12 +63,11 @@
   const input = new (require('stream').PassThrough)();
   const output = new Writable({write(chunk, encoding, done) { put(2, chunk); done(); }});
   const server = repl.start({prompt: '', input, output, terminal: false, useGlobal: true, breakEvalOnSigint: true, useColors: false});
-  server.removeAllListeners('SIGINT');
   server.on('exit', () => {});
 
   function publish(value, main) {
-    const text = util.inspect(value);
-    const bundle = {text: typeof value === 'string' ? text.slice(1, -1) : text};
+    const text = typeof value === 'string' ? value : util.inspect(value);
+    const bundle = {text};
     if (value && typeof value.toDataURL === 'function') {
       const m = /^data:image\/png;base64,(.*)$/.exec(value.toDataURL());
       if (m) bundle.png = m[1];
@@ -86,19 +89,31 @@
 
   // The REPL passes what code throws at once to its domain, and other errors to the callback.
   let pending = null;
-  const settle = (outcome) => {
-    const done = pending;
+  const settle = (run, outcome) => {
+    if (run === null || run !== pending) return false;
     pending = null;
-    if (done) done(outcome);
-    return done !== null;
+    run(outcome);
+    return true;
   };
   server._domain.removeAllListeners('error');
   server._domain.on('error', (error) => {
-    if (!settle({error, thrown: true})) put(2, Buffer.from(clean(shown(error)) + '\n'));
+    if (!settle(pending, {error, thrown: true})) put(2, Buffer.from(clean(shown(error)) + '\n'));
   });
-  const evaluate = (code, name) => { // outside of the promise's function, which stacks would show
+  const evaluate = async (code, name) => {
+    // Node closes its handler later than it says, and then resets the one that interrupts the code.
+    process.removeListener('SIGINT', onInterrupt);
+    await new Promise((done) => { setImmediate(done); });
+    try {
+      return await evaluateNow(code, name);
+    } finally {
+      if (!process.listeners('SIGINT').includes(onInterrupt)) process.on('SIGINT', onInterrupt);
+    }
+  };
+  const evaluateNow = (code, name) => { // outside of the promise's function, which stacks would show
     const outcome = new Promise((done) => { pending = done; });
-    server.eval(code + '\n', server.context, name, (error, value) => settle({error, thrown: error !== null && error !== undefined, value}));
+    const run = pending;
+    server.eval(code + '\n', server.context, name, (error, value) => settle(run, {error, thrown: error !== null && error !== undefined, value}));
+    process.on('SIGINT', onInterrupt);
     return outcome;
   };
 
@@ -123,6 +138,7 @@
     if (error && error.err) error = error.err; // the REPL waits for more
     const failed = thrown;
     if (failed && error && error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') {
+      if (error instanceof Error) interrupts++; // node took the signal, not our handler
       say('x', {name: 'KeyboardInterrupt', value: ''});
     } else if (failed) {
       let [name, message] = ['Error', ''];
@@ -141,6 +157,7 @@
     say('d', {ok: !failed, count, cpu_ms: (used.user + used.system) / 1000, memory_peak: process.resourceUsage().maxRSS * 1024});
   }
 
+  process.on('SIGINT', onInterrupt);
   let rest = Buffer.alloc(0);
   let turn = Promise.resolve();
   // Not a file: a thread that reads one keeps the process from ending.

@@ -43,46 +43,51 @@ func open(t *testing.T) *workshop {
 		t.Fatalf("find Go: %v", err)
 	}
 	goroot := strings.TrimSpace(string(out))
-	mounts := []api.Mount{{Type: api.MountBind, Source: goroot, Target: "/usr/local/go", ReadOnly: true}}
-	args := []string{"--mount-root", goroot}
+	copied := map[string]string{goroot: "/usr/local/go"} // what no package has
 	packages := packages
 	// Where npm has replaced itself, its package no longer says which files it has.
 	if npm, err := filepath.EvalSymlinks(testenv.RequirePeer(t, "npm")); err != nil {
 		t.Fatal(err)
 	} else if dir := filepath.Dir(filepath.Dir(npm)); strings.HasSuffix(dir, "/node_modules/npm") {
-		mounts = append(mounts, api.Mount{Type: api.MountBind, Source: dir, Target: dir, ReadOnly: true})
-		args = append(args, "--mount-root", dir)
+		copied[dir] = dir
 	} else {
 		packages = append(slices.Clone(packages), "npm")
 	}
-	d := harness.Start(t, harness.Options{Args: args})
-	name := os.Getenv("SANDBOXD_TEST_CODE_IMAGE") // a tar of a whole root file system instead
-	if name == "" {
-		d.ImportDebian(t, image, packages...)
-	} else {
-		f, err := os.Open(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		if got := d.CLIInput(t, f, "import", "--rootfs", "-", image); got.Code != 0 {
-			t.Fatalf("import: %+v", got)
-		}
+	d := harness.Start(t, harness.Options{})
+	d.ImportDebian(t, image, packages...)
+	s := d.Create(t, api.CreateSandbox{Image: image, Env: []string{"LANG=C.UTF-8"}})
+	for from, to := range copied {
+		copyIn(t, d, s, from, to)
 	}
-	s := d.Create(t, api.CreateSandbox{
-		Image: image, Env: []string{"LANG=C.UTF-8"},
-		Settings: api.Settings{Mounts: mounts},
-	})
-	if name == "" { // R's package makes this file when it is installed
-		renviron, err := os.ReadFile("/etc/R/Renviron")
-		if err == nil {
-			err = s.Put(t.Context(), "/etc/R/Renviron", renviron)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	renviron, err := os.ReadFile("/etc/R/Renviron") // which R's package makes when it is installed
+	if err == nil {
+		err = s.Put(t.Context(), "/etc/R/Renviron", renviron)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	return &workshop{d.Client(t), s}
+}
+
+// copyIn copies a directory of this machine into a sandbox.
+func copyIn(t *testing.T, d *harness.Daemon, s *harness.Sandbox, from, to string) {
+	t.Helper()
+	s.Sh(t, "rm -rf "+to+" && mkdir -p "+to)
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	tar := exec.CommandContext(t.Context(), "tar", "-C", from, "--exclude=./test", "--exclude=./api", "--exclude=./doc", "--exclude=./docs", "-cf", "-", ".")
+	tar.Stdout = write
+	if err := tar.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = write.Close() // tar has it
+	got := d.CLIInput(t, read, "cp", "-", s.ID+":"+to)
+	if err := tar.Wait(); err != nil || got.Code != 0 {
+		t.Fatalf("copy %s: %v, %+v", from, err, got)
+	}
 }
 
 // outcome is what is compared of a run.
