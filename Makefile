@@ -71,6 +71,10 @@ $(BIN)/sandboxd $(BIN)/sandboxd-agent $(BIN)/sandboxd-init:
 $(BIN)/sandboxd-launcher:
 	CGO_ENABLED=1 $(GOBUILD) -tags '$(TAGS)' -ldflags '$(LDFLAGS) -linkmode external -extldflags "-static"' -o $@ ./cmd/sandboxd-launcher
 
+.PHONY: clients
+clients: ## The Python client's wheel and sdist into build/clients, without a network
+	@python3 hack/pyclient.py build
+
 .PHONY: clean
 clean: ## Remove what was built
 	rm -rf $(BIN) build
