@@ -21,8 +21,11 @@ type CodeRequest struct {
 	// Libraries are installed before the run by the language's package manager, if they are missing.
 	// Names and versions follow the rules of its ecosystem.
 	Libraries []string `json:"libraries,omitempty"`
+	// LibraryDir is the absolute path of a directory of the sandbox with packages: wheels, tarballs,
+	// gems, .deb files, or a Go module proxy. Libraries are installed of these alone.
+	LibraryDir string `json:"library_dir,omitempty"`
 	// Timeout is the time in seconds after which every process of the run is killed, from its start;
-	// compilation counts. The output until then is kept. In a context the run is interrupted, and the
+	// installation and compilation count. The output until then is kept. In a context the run is interrupted, and the
 	// context is restarted if that does not end it. 0 means only the sandbox's deadline.
 	Timeout float64 `json:"timeout,omitempty"`
 	// OutputLimit is the maximum number of bytes kept of each stream in a buffered answer, as in

@@ -18,6 +18,8 @@ const (
 	CodeRegistry       Code = "registry_error"      // the registry refused, is unreachable or sent invalid data
 	CodeImage          Code = "image_invalid"       // digest, size, manifest or layer is invalid
 	CodeBuild          Code = "build_failed"        // a program of a RUN instruction failed
+	CodeNoLanguage     Code = "language_not_found"  // code: the sandbox has no program that runs the language
+	CodeLibraries      Code = "install_failed"      // code: a package manager failed; the detail ends with its output
 	CodeUnavailable    Code = "unavailable"         // the daemon is stopping, or the launcher cannot be reached
 	CodeInternal       Code = "internal"            // defect of the daemon
 )
@@ -38,7 +40,7 @@ func (c Code) Status() int {
 		return 409
 	case CodeGone:
 		return 410
-	case CodeProgramMissing, CodeProgramDenied, CodeUnenforceable, CodeImage, CodeBuild:
+	case CodeProgramMissing, CodeProgramDenied, CodeUnenforceable, CodeImage, CodeBuild, CodeNoLanguage, CodeLibraries:
 		return 422
 	case CodeRegistry:
 		return 502

@@ -299,6 +299,31 @@ var Operations = []Operation{
 		},
 	},
 	{
+		ID: "code", Method: "POST", Path: "/v1/sandboxes/{id}/code", Tag: "Code", Summary: "Run source code",
+		Detail: "The source is put into a private directory of the sandbox and run by the language's interpreter or compiler there; what was put there is removed afterwards. " +
+			"`Accept` selects the answer, as of an exec: one JSON document, or with `application/x-ndjson` one line an event.\n\n" +
+			"An exception or a failed compilation is a result, with `error` where its text is clear. " +
+			"A language that the sandbox does not have is `language_not_found`; a library that cannot be installed is `install_failed`, with the package manager's output. " +
+			"When the timeout ends or the client leaves, everything that the run started is killed.\n\n" +
+			"Code has at most 1 MiB, and there are at most 64 libraries. Names of libraries are checked by the rules of their ecosystem, and reach the package manager as arguments. " +
+			"With `library_dir` they come from a directory of the sandbox and from nowhere else.",
+		Body: jsonBody(api.CodeRequest{Code: "print(6 * 7)", Language: "python", Timeout: 10}),
+		Answers: []Answer{
+			ok(api.CodeResult{Results: []api.CodeValue{}, Logs: api.CodeLogs{Stdout: "42\n"}, Usage: usage}),
+			lines(
+				api.CodeEvent{Type: api.CodeStarted, Time: at}, api.CodeEvent{Type: api.CodeStdout, Time: at, Text: "42\n"},
+				api.CodeEvent{Type: api.CodeEnded, Time: at, Exit: &api.Exit{}, Usage: &usage},
+			),
+		},
+	},
+	{
+		ID: "languages", Method: "GET", Path: "/v1/languages", Tag: "Code", Summary: "List the languages of code runs",
+		Detail: "Whether a sandbox has a language depends on its image; `image` names the directory of the project's `images/` whose Dockerfile has it.",
+		Answers: []Answer{ok(api.LanguageList{Languages: []api.Language{
+			{Name: "python", Aliases: []string{"python3", "py"}, FileName: "main.py", Libraries: "pip", Image: "python"},
+		}})},
+	},
+	{
 		ID: "execPipes", Method: "POST", Path: "/v1/sandboxes/{id}/exec/pipes", Tag: "Execs", Summary: "Run a program and get the ends of its pipes",
 		Detail: "With `Connection: Upgrade` and `Upgrade: sandboxd-pipes` the answer is 101 and [frames](frames.md#pipes); descriptors come with the first. " +
 			"Output goes from the program to the client, and not through the daemon. " +

@@ -91,6 +91,8 @@ func (s *schemas) of(t reflect.Type) object {
 		return object{{"type", "string"}}
 	case reflect.Bool:
 		return object{{"type", "boolean"}}
+	case reflect.Interface: // any JSON value; the field's comment says which
+		return object{}
 	case reflect.Float64:
 		return object{{"type", "number"}}
 	case reflect.Int, reflect.Int64:

@@ -53,6 +53,8 @@ var mappings = []mapping{
 	{err: class.ErrSnapshotExists, code: api.CodeExists, hint: "choose another name, or remove the snapshot that has it"},
 	{err: class.ErrTooDeep, code: api.CodeConflict, hint: "copy what is needed into a new sandbox of the image: sandboxd cp"},
 	{err: class.ErrBuild, code: api.CodeBuild, hint: "the output of the program, before this, says why"},
+	{err: class.ErrNoLanguage, code: api.CodeNoLanguage, hint: "GET /v1/languages names for each language a Dockerfile of images/ that has it; sandboxd build makes the image"},
+	{err: class.ErrLibraries, code: api.CodeLibraries, hint: "without a network, give library_dir: a directory of the sandbox with the packages"},
 	{err: class.ErrDockerfile, code: api.CodeInvalid},
 	{err: class.ErrGone, code: api.CodeGone, hint: "create a new sandbox"},
 	{err: class.ErrProgramMissing, code: api.CodeProgramMissing, hint: "argv[0] is looked up in the sandbox's PATH; no shell is involved"},

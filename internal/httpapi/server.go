@@ -259,6 +259,8 @@ var routes = []route{
 	{"POST", "/v1/sandboxes/{id}/exec", tenant, (*Server).postExec},
 	{"GET", "/v1/sandboxes/{id}/exec", tenant, (*Server).getExec},              // WebSocket: its handshake is a GET
 	{"POST", "/v1/sandboxes/{id}/exec/pipes", tenant, (*Server).postExecPipes}, // its answer has descriptors
+	{"POST", "/v1/sandboxes/{id}/code", tenant, (*Server).postCode},
+	{"GET", "/v1/languages", tenant, (*Server).getLanguages},
 	{"GET", "/v1/sandboxes/{id}/execs", tenant, (*Server).getExecs},
 	{"POST", "/v1/sandboxes/{id}/execs", tenant, (*Server).postExecPrepare},
 	{"POST", "/v1/sandboxes/{id}/execs/{exec}/start", tenant, (*Server).postExecStart},

@@ -321,17 +321,7 @@ func (s *API) ExecBuffered(ctx context.Context, ref string, req api.ExecRequest)
 	defer x.Close()
 	limit := int(cmp.Or(req.OutputLimit, defaultOutputLimit))
 	stdout, stderr := head{limit: limit}, head{limit: limit}
-	exit, usage, err := x.Stream(ctx, func(stream string, p []byte) error {
-		to := &stdout
-		if stream == "stderr" {
-			to = &stderr
-		}
-		to.write(p)
-		if to.truncated {
-			to.pace.Wait(x.guest.Over(), 1)
-		}
-		return nil
-	})
+	exit, usage, err := x.Stream(ctx, x.keepIn(&stdout, &stderr))
 	if err != nil {
 		return nil, err
 	}
@@ -339,6 +329,22 @@ func (s *API) ExecBuffered(ctx context.Context, ref string, req api.ExecRequest)
 	res.Stdout, res.StdoutBytes = stdout.result()
 	res.Stderr, res.StderrBytes = stderr.result()
 	return res, nil
+}
+
+// keepIn returns a sink that keeps the beginning of each stream, and has the program wait whose
+// output exceeds that.
+func (x *Execution) keepIn(stdout, stderr *head) func(stream string, p []byte) error {
+	return func(stream string, p []byte) error {
+		to := stdout
+		if stream == "stderr" {
+			to = stderr
+		}
+		to.write(p)
+		if to.truncated {
+			to.pace.Wait(x.guest.Over(), 1)
+		}
+		return nil
+	}
 }
 
 // ExecStream runs a program and emits events as they happen: first the pid, then output, last the
@@ -361,24 +367,43 @@ func (x *Execution) streamEvents(ctx context.Context, emit func(api.ExecEvent) e
 	if err := emit(api.ExecEvent{PID: x.PID, Exec: x.record.ID}); err != nil {
 		return last, err
 	}
-	held := map[string][]byte{} // of each stream the beginning of a character
-	exit, usage, err := x.Stream(ctx, func(stream string, p []byte) error {
-		if h := held[stream]; len(h) > 0 {
+	var chars characters
+	exit, usage, err := x.Stream(ctx, chars.whole(func(stream string, p []byte) error { return emit(outputEvent(stream, p)) }))
+	if err == nil {
+		err = chars.rest(func(stream string, p []byte) error { return emit(outputEvent(stream, p)) })
+	}
+	return api.ExecEvent{Exit: &exit, Usage: &usage}, err
+}
+
+// characters cuts output between characters: of each stream it holds the beginning of one.
+type characters struct{ held map[string][]byte }
+
+// whole returns a sink that passes whole characters on to another one.
+func (c *characters) whole(sink func(stream string, p []byte) error) func(stream string, p []byte) error {
+	c.held = map[string][]byte{}
+	return func(stream string, p []byte) error {
+		if h := c.held[stream]; len(h) > 0 {
 			p = append(h, p...)
 		}
 		whole := len(p) - splitTail(p)
-		held[stream] = bytes.Clone(p[whole:])
+		c.held[stream] = bytes.Clone(p[whole:])
 		if whole == 0 {
 			return nil
 		}
-		return emit(outputEvent(stream, p[:whole]))
-	})
+		return sink(stream, p[:whole])
+	}
+}
+
+// rest passes on what is held at the end of the output.
+func (c *characters) rest(sink func(stream string, p []byte) error) error {
 	for _, stream := range []string{"stdout", "stderr"} {
-		if h := held[stream]; err == nil && len(h) > 0 {
-			err = emit(outputEvent(stream, h)) // no more of it will come
+		if h := c.held[stream]; len(h) > 0 {
+			if err := sink(stream, h); err != nil {
+				return err
+			}
 		}
 	}
-	return api.ExecEvent{Exit: &exit, Usage: &usage}, err
+	return nil
 }
 
 // splitTail returns the number of bytes at the end of p that begin an incomplete character: 0 to 3.

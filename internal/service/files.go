@@ -261,6 +261,14 @@ func (s *API) ArchiveIn(ctx context.Context, ref, path string, opts WriteOptions
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}
+	as := guest.TarInRequest{UID: id.uid, GID: id.gid, Owners: opts.Owners && lease.Record.Enforced.IDs != api.IDsSingle}
+	return s.extract(ctx, client, lease, path, as, body)
+}
+
+// extract extracts the tar stream in body below the directory path of a sandbox in use.
+func (s *core) extract(
+	ctx context.Context, client *host.Client, lease *runtime.Lease, path string, as guest.TarInRequest, body io.Reader,
+) error {
 	pr, pw, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("make pipe: %w", err)
@@ -273,7 +281,7 @@ func (s *API) ArchiveIn(ctx context.Context, ref, path string, opts WriteOptions
 	var tar error
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		tar = client.TarIn(tctx, path, pr, guest.TarInRequest{UID: id.uid, GID: id.gid, Owners: opts.Owners && lease.Record.Enforced.IDs != api.IDsSingle})
+		tar = client.TarIn(tctx, path, pr, as)
 		_ = pr.Close()                    // the writer then sees EPIPE
 		_ = pw.SetWriteDeadline(longPast) // or this, while init keeps its own reading end
 	})

@@ -33,6 +33,8 @@ var (
 	ErrGone           = errors.New("sandbox is gone")
 	ErrProgramMissing = errors.New("program not found")
 	ErrProgramDenied  = errors.New("program not allowed")
+	ErrNoLanguage     = errors.New("the sandbox does not have the language")
+	ErrLibraries      = errors.New("libraries cannot be installed")
 	ErrStopping       = errors.New("the daemon is stopping")
 	ErrBuild          = errors.New("build failed")
 	ErrNoDisk         = errors.New("the disk is short")

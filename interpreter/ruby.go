@@ -1,0 +1,30 @@
+package interpreter
+
+import "strings"
+
+// Ruby holds output to a pipe back. A file that it reads before the source changes that, so that
+// output comes as it is printed.
+var ruby = &Language{
+	Name: "ruby", Aliases: []string{"rb"}, File: "main.rb", Extensions: []string{".rb"}, Image: "polyglot",
+	Toolchains: []Toolchain{{Run: []string{"ruby", "-r" + dir + "/sync.rb", dir + "/main.rb"}}},
+	Files:      map[string]string{"sync.rb": "$stdout.sync = true\n"},
+	Libraries:  gem,
+	Failure:    byPattern(`(?s)(?m:^)[^\n]*main\.rb:\d+:(?:in [^\n]*?: )?(?P<value>[^\n]*?) \((?P<name>[A-Z][\w:]*)\)\n.*\z`),
+}
+
+var gem = &Libraries{
+	Manager: "gem", Check: checkNamed("._-", ":", ".-"),
+	// Behind "--" come flags of extensions' builds.
+	Ways: func(names []string, local *Local) [][]Step {
+		argv := []string{"gem", "install", "--no-document", "--quiet", "--silent"}
+		if local == nil {
+			return [][]Step{{{Argv: concat(argv, names)}}}
+		}
+		argv = append(argv, "--local")
+		for _, n := range names {
+			name, version, _ := strings.Cut(n, ":")
+			argv = append(argv, local.find(name, version, "-", ".gem"))
+		}
+		return [][]Step{{{Argv: argv}}}
+	},
+}
