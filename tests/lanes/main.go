@@ -202,6 +202,9 @@ func (o options) helpers() string { return filepath.Join(o.workDir, "helpers") }
 // debs is where the packages lie that tests make images of.
 func (o options) debs() string { return filepath.Join(o.workDir, "debs") }
 
+// npm is where the packages of npm lie that clients are built with.
+func (o options) npm() string { return filepath.Join(o.workDir, "npm") }
+
 // provide makes the helpers and packages that all lanes need, once. Downloads are kept in a cache
 // that other users may not read.
 func (o options) provide(ctx context.Context) error {
@@ -223,6 +226,17 @@ func (o options) provide(ctx context.Context) error {
 	}
 	if out, err := exec.CommandContext(ctx, "sh", "-c", `install -m 644 "$1"/*.deb "$2"`, "sh", kept, o.debs()).CombinedOutput(); err != nil {
 		return fmt.Errorf("copy packages: %w\n%s", err, out)
+	}
+	modules, free, err := testtree.Kept(ctx, "npm")
+	if err != nil {
+		return err
+	}
+	defer free()
+	if out, err := exec.CommandContext(ctx, "hack/npm.sh", modules).CombinedOutput(); err != nil {
+		return fmt.Errorf("fetch packages of npm: %w\n%s", err, out)
+	}
+	if out, err := exec.CommandContext(ctx, "cp", "--recursive", modules, o.npm()).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy packages of npm: %w\n%s", err, out)
 	}
 	return nil
 }

@@ -197,7 +197,141 @@ export interface CheckList {
 }
 
 /** Code is the machine-readable class of an error, from a closed list. */
-export type Code = "invalid_argument" | "too_large" | "forbidden" | "not_found" | "already_exists" | "conflict" | "gone" | "program_not_found" | "program_not_allowed" | "unenforceable" | "registry_error" | "image_invalid" | "build_failed" | "unavailable" | "internal"
+export type Code = "invalid_argument" | "too_large" | "forbidden" | "not_found" | "already_exists" | "conflict" | "gone" | "program_not_found" | "program_not_allowed" | "unenforceable" | "registry_error" | "image_invalid" | "build_failed" | "language_not_found" | "install_failed" | "unavailable" | "internal"
+
+/**
+ * CodeEvent is one line of a streaming answer. The last line has type "end", or a Problem if the
+ * outcome is unknown.
+ */
+export interface CodeEvent {
+  type?: CodeEventType
+  /** (RFC 3339) */
+  time?: string
+  /** output that is valid UTF-8 as it stands */
+  text?: string
+  /** other output (base64) */
+  data?: string
+  /** ExecutionCount numbers the runs of a context from 1 on; in "started" and "end". */
+  execution_count?: number
+  result?: CodeValue
+  failure?: CodeFailure
+  /** in "end"; of a context, code 1 after a failure */
+  exit?: Exit
+  /** in "end" */
+  usage?: Usage
+  problem?: Problem
+}
+
+/** CodeEventType says which fields of a CodeEvent are set. */
+export type CodeEventType = "started" | "stdout" | "stderr" | "result" | "error" | "end"
+
+/** CodeFailure is an exception that ended a run, or the message of a compiler. */
+export interface CodeFailure {
+  /** the exception's type; "CompileError" of a compiler */
+  name: string
+  /** its message */
+  value: string
+  traceback?: string
+}
+
+/** CodeLogs is the output of a run, without results. */
+export interface CodeLogs {
+  /** invalid UTF-8 is replaced */
+  stdout: string
+  stderr: string
+}
+
+/**
+ * CodeRequest is the body of POST /v1/sandboxes/{id}/code: source text that the daemon runs with
+ * the language's interpreter or compiler of the sandbox's image. The Accept header selects the
+ * answer, as for an exec: a CodeResult at its end, or a CodeEvent per line as it happens.
+ */
+export interface CodeRequest {
+  /** at most 1 MiB */
+  code: string
+  /** Language is a name of GET /v1/languages or an alias of it; default "python". Not with Context. */
+  language?: string
+  /**
+   * Context is the id of a context of the sandbox, whose variables the code sees and changes.
+   * Without one, code runs in a process of its own and leaves files only.
+   */
+  context?: string
+  /** of the program; not with Context */
+  args?: string[]
+  /** whole input of the program; base64 in JSON; not with Context (base64) */
+  stdin?: string
+  /** added to the sandbox's; in a context, for this run */
+  env?: string[]
+  /** absolute; default: the sandbox's; not with Context */
+  cwd?: string
+  /** as in CreateSandbox; not with Context */
+  user?: string
+  /**
+   * Libraries are installed before the run by the language's package manager, if they are missing.
+   * Names and versions follow the rules of its ecosystem.
+   */
+  libraries?: string[]
+  /**
+   * LibraryDir is the absolute path of a directory of the sandbox with packages: wheels, tarballs,
+   * gems, .deb files, or a Go module proxy. Libraries are installed of these alone.
+   */
+  library_dir?: string
+  /**
+   * Timeout is the time in seconds after which every process of the run is killed, from its start;
+   * installation and compilation count. The output until then is kept. In a context the run is
+   * interrupted, and the context is restarted if that does not end it. 0 means only the sandbox's
+   * deadline.
+   */
+  timeout?: number
+  /**
+   * OutputLimit is the maximum number of bytes kept of each stream in a buffered answer, as in
+   * ExecRequest.
+   */
+  output_limit?: number
+}
+
+/**
+ * CodeResult is the buffered answer to a run. An exception or a non-zero exit code is a result, not
+ * an error of the request.
+ */
+export interface CodeResult {
+  results: CodeValue[]
+  logs: CodeLogs
+  error?: CodeFailure
+  execution_count?: number
+  exit: Exit
+  usage: Usage
+  /** output beyond OutputLimit was dropped */
+  truncated?: boolean
+}
+
+/**
+ * CodeValue is one value that code displayed, in the forms that its type has. Binary forms are
+ * base64 in JSON.
+ */
+export interface CodeValue {
+  text?: string
+  html?: string
+  markdown?: string
+  svg?: string
+  /** (base64) */
+  png?: string
+  /** (base64) */
+  jpeg?: string
+  /** (base64) */
+  pdf?: string
+  latex?: string
+  json?: unknown
+  javascript?: string
+  /** a table: columns and their values */
+  data?: unknown
+  /** a chart as data: type, title, axes, elements */
+  chart?: unknown
+  /** forms of other media types, by type */
+  extra?: unknown
+  /** Main marks the value of the code's last expression; others were displayed on the way. */
+  is_main_result?: boolean
+}
 
 /** CommitSandbox is the body of POST /v1/sandboxes/{id}/commit. */
 export interface CommitSandbox {
@@ -1165,6 +1299,24 @@ export interface ImagesVerified {
    */
   snapshots: number
   problems: ImageProblem[]
+}
+
+/** Language is one of GET /v1/languages. */
+export interface Language {
+  name: string
+  aliases?: string[]
+  /** of the source */
+  file_name: string
+  /** state can be kept between runs */
+  contexts?: boolean
+  libraries?: string
+  /** Dockerfile of the project's images that has it */
+  image?: string
+}
+
+/** LanguageList is the answer to GET /v1/languages, by name. */
+export interface LanguageList {
+  languages: Language[]
 }
 
 /**

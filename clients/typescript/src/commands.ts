@@ -69,12 +69,12 @@ export class CommandResult {
   /** Exit code; 128+n after signal n. */
   readonly exitCode: number
   /** Name of the signal that ended it, such as SIGKILL. */
-  readonly signal?: string
+  declare readonly signal?: string
   /** Whether it was killed at its timeout. */
   readonly timedOut: boolean
   /** Whether the out-of-memory killer acted in the sandbox meanwhile. */
   readonly oom: boolean
-  readonly usage?: Usage
+  declare readonly usage?: Usage
   /** Number of bytes of output that were missed, of a connection that began too late. */
   readonly dropped: number
 

@@ -163,7 +163,11 @@ export class Connection {
   }
 
   private request(options: http.RequestOptions): http.ClientRequest {
-    return (this.base.protocol === 'https:' ? https : http).request(options)
+    try {
+      return (this.base.protocol === 'https:' ? https : http).request(options)
+    } catch (err) { // such as a header that HTTP does not have
+      throw new InvalidArgumentError(`${options.method} ${options.path}: ${(err as Error).message}`, { cause: err })
+    }
   }
 
   /**
@@ -348,8 +352,6 @@ export class Connection {
           'socket with SANDBOXD_SOCKET or the option socket)', { cause: err })
       case 'EACCES':
         return new SandboxError(`connect to ${this.name}: permission denied; the socket belongs to another user's daemon`, { cause: err })
-      case 'ERR_INVALID_CHAR':
-        return new InvalidArgumentError(`${r.method}: ${err.message}`, { cause: err })
     }
     return new ConnectionError(`${r.method} ${this.target(r)} at ${this.name}: ${err.message}`, { cause: err })
   }

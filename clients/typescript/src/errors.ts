@@ -3,13 +3,13 @@ import type { Code, Problem } from './api.js'
 /** SandboxError is the class of all errors of this package, but for the reason of an aborted signal. */
 export class SandboxError extends Error {
   /** Code of the daemon's problem document; undefined if the daemon did not answer with one. */
-  readonly code?: Code
+  declare readonly code?: Code
   /** HTTP status of the answer. */
-  readonly status?: number
+  declare readonly status?: number
   /** What was being done, to what, and the cause. */
-  readonly detail?: string
+  declare readonly detail?: string
   /** What to do about it. */
-  readonly hint?: string
+  declare readonly hint?: string
 
   constructor(message: string, options?: ErrorOptions & { problem?: Problem }) {
     super(message, options)
@@ -50,6 +50,10 @@ export class RegistryError extends SandboxError {}
 export class ImageError extends SandboxError {}
 /** BuildError reports that a program of a build failed. */
 export class BuildError extends SandboxError {}
+/** LanguageNotFoundError reports that the sandbox has no program that runs a language. */
+export class LanguageNotFoundError extends SandboxError {}
+/** InstallError reports that a package manager failed; detail ends with its output. */
+export class InstallError extends SandboxError {}
 /** UnavailableError reports that the daemon is stopping, is not running or cannot be reached. */
 export class UnavailableError extends SandboxError {}
 /** InternalError reports a defect of the daemon. */
@@ -63,7 +67,7 @@ export class ConnectionError extends SandboxError {}
  * result holds the output until then.
  */
 export class TimeoutError<T = unknown> extends SandboxError {
-  readonly result?: T
+  declare readonly result?: T
 
   constructor(message: string, options?: ErrorOptions & { result?: T }) {
     super(message, options)
@@ -85,6 +89,8 @@ const classes: Record<Code, new (message: string, options?: ErrorOptions & { pro
   registry_error: RegistryError,
   image_invalid: ImageError,
   build_failed: BuildError,
+  language_not_found: LanguageNotFoundError,
+  install_failed: InstallError,
   unavailable: UnavailableError,
   internal: InternalError,
 }

@@ -2,12 +2,15 @@
 export type * as api from './api.js'
 export type { Data } from './bytes.js'
 export {
+  Execution, ExecutionError, OutputMessage, Result, type Chart, type Context, type CreateContextOpts, type RunCodeOpts,
+} from './code.js'
+export {
   CommandExitError, CommandHandle, CommandResult, Commands, Pty, type CommandInfo, type CommandOpts, type ConnectOpts, type PtyOpts,
 } from './commands.js'
 export { NotRunningError, defaultSocket, type ConnectionOpts, type RequestOpts } from './connection.js'
 export {
-  AlreadyExistsError, BuildError, ConflictError, ConnectionError, ForbiddenError, GoneError, ImageError, InternalError, InvalidArgumentError,
-  NotFoundError, ProgramNotAllowedError, ProgramNotFoundError, RegistryError, SandboxError, TimeoutError, TooLargeError, UnavailableError,
+  AlreadyExistsError, BuildError, ConflictError, ConnectionError, ForbiddenError, GoneError, ImageError, InstallError, InternalError, InvalidArgumentError,
+  LanguageNotFoundError, NotFoundError, ProgramNotAllowedError, ProgramNotFoundError, RegistryError, SandboxError, TimeoutError, TooLargeError, UnavailableError,
   UnenforceableError,
 } from './errors.js'
 export {

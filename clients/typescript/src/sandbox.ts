@@ -1,8 +1,9 @@
 import type { IncomingMessage } from 'node:http'
 import type {
-  CreateSandbox, Limits, Network, PortMapping, Sandbox as SandboxRecord, SandboxForked, SandboxList, SandboxState, Snapshot, UpdateSandbox,
+  CreateSandbox, Language, Limits, Network, PortMapping, Sandbox as SandboxRecord, SandboxForked, SandboxList, SandboxState, Snapshot, UpdateSandbox,
 } from './api.js'
 import { lines } from './bytes.js'
+import { Code, type Context, type CreateContextOpts, type Execution, type RunCodeOpts } from './code.js'
 import { Commands, Pty, environment, pick, seconds } from './commands.js'
 import { Connection, body, type ConnectionOpts, type RequestOpts } from './connection.js'
 import { InvalidArgumentError, NotFoundError, SandboxError } from './errors.js'
@@ -27,7 +28,10 @@ export interface SandboxOpts extends ConnectionOpts {
   user?: string
   /** Time in milliseconds after which the sandbox is stopped, busy or not; default: an hour. */
   timeoutMs?: number
-  /** Time in milliseconds without use after which the sandbox is stopped; default: ten minutes. */
+  /**
+   * Time in milliseconds without use after which the sandbox is stopped; default: timeoutMs, or ten
+   * minutes without one.
+   */
   idleTimeoutMs?: number
   limits?: Limits
   /** Default: none. */
@@ -132,6 +136,7 @@ export class Sandbox implements AsyncDisposable {
   readonly pty: Pty
   readonly ports: Ports
   private readonly defaults: RequestOpts
+  private readonly code: Code
   private tie?: IncomingMessage
 
   private constructor(protected readonly connection: Connection, private readonly opts: ConnectionOpts, record: SandboxRecord) {
@@ -142,6 +147,7 @@ export class Sandbox implements AsyncDisposable {
     this.commands = new Commands(connection, record.id, this.defaults)
     this.pty = new Pty(this.commands)
     this.ports = new Ports(connection, record.id, this.defaults)
+    this.code = new Code(connection, record.id, this.defaults)
   }
 
   /** create makes a sandbox, of an image if one is named. It runs when this returns. */
@@ -149,6 +155,8 @@ export class Sandbox implements AsyncDisposable {
   static create(opts?: SandboxOpts): Promise<Sandbox>
   static async create(first?: string | SandboxOpts, second?: SandboxOpts): Promise<Sandbox> {
     const opts: SandboxOpts = typeof first === 'string' ? { ...second, image: first } : { ...first }
+    // A lifetime is meant for a sandbox that is not used, too.
+    opts.idleTimeoutMs ??= opts.timeoutMs
     const connection = new Connection(opts)
     const json: CreateSandbox = {
       ...opts.request, ...environment(opts.envs),
@@ -235,11 +243,15 @@ export class Sandbox implements AsyncDisposable {
     }
   }
 
-  /** setTimeout has the sandbox stop that time from now. Its files stay. */
+  /**
+   * setTimeout has the sandbox stop that time from now, used or not. Its files stay. A shorter idle
+   * timeout is raised to it.
+   */
   async setTimeout(timeoutMs: number, opts: RequestOpts = {}): Promise<void> {
     const timeout = seconds('timeoutMs', timeoutMs)
     if (!timeout) throw new InvalidArgumentError('timeoutMs 0: kill or stop the sandbox')
-    await this.update({ timeout }, opts)
+    const { record } = await this.getInfo(opts)
+    await this.update({ timeout, ...((record.idle_timeout ?? 0) < timeout && { idle_timeout: timeout }) }, opts)
   }
 
   /** update changes limits, timeouts, labels and network, all or none. */
@@ -301,11 +313,38 @@ export class Sandbox implements AsyncDisposable {
     }
   }
 
+  /**
+   * runCode runs code, in Python by default, and returns what it displayed and printed. Variables are
+   * kept between runs, for each language or in a context, where the language has contexts. An
+   * exception of the code is the error of the result. An aborted signal ends the run.
+   */
+  runCode(code: string, opts: RunCodeOpts = {}): Promise<Execution> { return this.code.run(code, opts) }
+
+  /** languages returns the languages that runCode knows. The sandbox's image may lack some. */
+  languages(opts: RequestOpts = {}): Promise<Language[]> { return this.code.languages(opts) }
+
+  /** createCodeContext starts an interpreter that keeps its variables between runs. */
+  createCodeContext(opts: CreateContextOpts = {}): Promise<Context> { return this.code.create(opts) }
+
+  /** listCodeContexts returns the contexts, oldest first. */
+  listCodeContexts(opts: RequestOpts = {}): Promise<Context[]> { return this.code.list(opts) }
+
+  /** restartCodeContext starts a context anew, without its variables. */
+  restartCodeContext(context: Context | string, opts: RequestOpts = {}): Promise<void> { return this.code.restart(contextId(context), opts) }
+
+  /** interruptCodeContext interrupts the run of a context, whose variables stay. */
+  interruptCodeContext(context: Context | string, opts: RequestOpts = {}): Promise<void> { return this.code.interrupt(contextId(context), opts) }
+
+  /** removeCodeContext ends a context. */
+  removeCodeContext(context: Context | string, opts: RequestOpts = {}): Promise<void> { return this.code.remove(contextId(context), opts) }
+
   /** rollback replaces the files by those of a snapshot. All processes end. */
   async rollback(snapshot: string, opts: RequestOpts = {}): Promise<SandboxInfo> {
     return info(await this.connection.json<SandboxRecord>(this.request('POST', ['rollback'], opts, { snapshot })))
   }
 }
+
+function contextId(context: Context | string): string { return typeof context === 'string' ? context : context.id }
 
 /** defined drops the fields that are not set. */
 function defined<T extends object>(fields: T): { [K in keyof T]?: NonNullable<T[K]> } {
