@@ -60,27 +60,70 @@ func pattern(expr string) func() *regexp.Regexp {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
 }
 
-// byPattern returns a finder of failures in text that matches an expression with the groups name,
-// value and, at the end of the text that is kept, all. The last match counts.
-func byPattern(expr string) func(stderr string) *api.CodeFailure {
-	compiled := pattern(expr)
-	return func(stderr string) *api.CodeFailure {
-		re := compiled()
-		all := re.FindAllStringSubmatchIndex(stderr, -1)
-		if len(all) == 0 {
-			return nil
-		}
-		m := all[len(all)-1]
-		group := func(name string) string {
-			if i := 2 * re.SubexpIndex(name); i > 0 && m[i] >= 0 {
-				return stderr[m[i]:m[i+1]]
+// A report is the form in which a language's runtime reports an uncaught exception.
+type report struct {
+	// head matches a whole line with the groups name, which is Error by default, and value.
+	head func() *regexp.Regexp
+	// first takes the first line that matches, not the last: causes come behind.
+	first bool
+	// with is part of every such report, behind the head; empty: nothing is.
+	with string
+	// until are beginnings of lines that end the value. Without any, the value is of one line.
+	until []string
+}
+
+// maxHead bounds the lines that are compared with a head, in bytes.
+const maxHead = 4 << 10
+
+// find reads the report in a program's stderr, which may be hostile: it takes time in proportion to
+// the text's length.
+func (r *report) find(stderr string) *api.CodeFailure {
+	re := r.head()
+	var match []string
+	at, rest := -1, 0
+	for i := 0; i < len(stderr); {
+		line, _, _ := strings.Cut(stderr[i:], "\n")
+		if len(line) <= maxHead {
+			if m := re.FindStringSubmatch(line); m != nil {
+				match, at, rest = m, i, i+len(line)
+				if r.first {
+					break
+				}
 			}
-			return ""
 		}
-		f := &api.CodeFailure{Name: group("name"), Value: strings.TrimSpace(group("value")), Traceback: stderr[m[0]:]}
-		if f.Name == "" {
-			f.Name = "Error"
-		}
-		return f
+		i += len(line) + 1
 	}
+	if at < 0 || r.with != "" && !strings.Contains(stderr[rest:], r.with) {
+		return nil
+	}
+	f := &api.CodeFailure{Name: "Error", Traceback: stderr[at:]}
+	for i, group := range re.SubexpNames() {
+		switch {
+		case group == "name" && match[i] != "":
+			f.Name = match[i]
+		case group == "value":
+			f.Value = match[i]
+		}
+	}
+	if len(r.until) > 0 {
+		f.Value = strings.TrimSpace(f.Value + stderr[rest:r.end(stderr, rest)])
+	}
+	return f
+}
+
+// end returns the offset, from rest on, of the first line that ends the value.
+func (r *report) end(stderr string, rest int) int {
+	for i := rest; i < len(stderr); {
+		newline := strings.IndexByte(stderr[i:], '\n')
+		if newline < 0 {
+			break
+		}
+		i += newline + 1
+		for _, prefix := range r.until {
+			if strings.HasPrefix(stderr[i:], prefix) {
+				return i
+			}
+		}
+	}
+	return len(stderr)
 }

@@ -7,7 +7,9 @@ var golang = &Language{
 		goToolchain("/usr/local/go/bin/go"), // where Go's own archives are unpacked, and images have it in no PATH
 	},
 	Libraries: goModules,
-	Failure:   byPattern(`(?s)(?m:^)(?P<name>panic|fatal error): (?P<value>[^\n]*)\n.*?goroutine \d+ .*\z`),
+	Failure: (&report{
+		head: pattern(`^(?P<name>panic|fatal error): (?P<value>.*)$`), first: true, with: "\ngoroutine ",
+	}).find,
 }
 
 func goToolchain(program string) Toolchain {

@@ -18,6 +18,8 @@ var java = &Language{
 }
 
 var (
-	javaException = byPattern(`(?s)(?m:^)Exception in thread "[^"\n]*" (?P<name>[\w.$]+)(?:: (?P<value>.*?))?\n\s+at .*\z`)
-	javaCompiler  = pattern(`(?m)^error: compilation failed$`)
+	javaException = (&report{
+		head: pattern(`^Exception in thread "[^"]*" (?P<name>[\w.$]+)(?:: (?P<value>.*))?$`), with: "\n\tat ", until: []string{"\tat "},
+	}).find
+	javaCompiler = pattern(`(?m)^error: compilation failed$`)
 )

@@ -34,4 +34,7 @@ var npm = &Libraries{
 }
 
 // nodeFailure reads the report of an uncaught error, which ends with node's version.
-var nodeFailure = byPattern(`(?ms)^(?:Uncaught:?\s+)?(?P<name>[A-Za-z_$][\w$]*(?:Error|Exception))(?: \[[A-Z0-9_]+\])?(?:: (?P<value>.*?))?\n(?:    at .*?)?(?:\{.*?\n\}\s*)?\n*Node\.js v\d.*\z`)
+var nodeFailure = (&report{
+	head: pattern(`^(?:Uncaught:?\s+)?(?P<name>(?:[A-Za-z_$][\w$]*)?(?:Error|Exception))(?: \[[A-Z0-9_]+\])?(?:: (?P<value>.*))?$`),
+	with: "\nNode.js v", until: []string{"    at ", "Node.js v", "{"},
+}).find

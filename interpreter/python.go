@@ -8,7 +8,7 @@ import (
 
 // Unbuffered (-u), so that output comes as it is printed, and is there when a timeout strikes.
 var python = &Language{
-	Name: "python", Aliases: []string{"python3", "py"}, File: "main.py", Extensions: []string{".py"}, Image: "python",
+	Name: "python", Aliases: []string{"python3", "py"}, File: "main.py", Extensions: []string{".py"}, Image: "python", Contexts: true,
 	Toolchains: []Toolchain{
 		{Run: []string{"python3", "-u", dir + "/main.py"}},
 		{Run: []string{"python", "-u", dir + "/main.py"}},

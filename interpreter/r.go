@@ -4,7 +4,9 @@ var r = &Language{
 	Name: "r", Aliases: []string{"rscript"}, File: "main.R", Extensions: []string{".R", ".r"}, Image: "polyglot",
 	Toolchains: []Toolchain{{Run: []string{"Rscript", dir + "/main.R"}}},
 	Libraries:  cran,
-	Failure:    byPattern(`(?s)(?m:^)(?P<name>Error)(?: in [^\n]*?)?\s?: (?P<value>.*?)\n(?:Calls: [^\n]*\n)?Execution halted\s*\z`),
+	Failure: (&report{
+		head: pattern(`^(?P<name>Error)(?: in .*?)?\s?:(?: (?P<value>.*))?$`), with: "\nExecution halted", until: []string{"Calls: ", "Execution halted"},
+	}).find,
 }
 
 // A package that cannot be installed is only a warning to R. Names are arguments, not part of the

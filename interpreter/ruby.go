@@ -9,7 +9,9 @@ var ruby = &Language{
 	Toolchains: []Toolchain{{Run: []string{"ruby", "-r" + dir + "/sync.rb", dir + "/main.rb"}}},
 	Files:      map[string]string{"sync.rb": "$stdout.sync = true\n"},
 	Libraries:  gem,
-	Failure:    byPattern(`(?s)(?m:^)[^\n]*main\.rb:\d+:(?:in [^\n]*?: )?(?P<value>[^\n]*?) \((?P<name>[A-Z][\w:]*)\)\n.*\z`),
+	Failure: (&report{
+		head: pattern(`main\.rb:\d+:(?:in .*?: )?(?P<value>.*) \((?P<name>[A-Z][\w:]*)\)$`), first: true,
+	}).find,
 }
 
 var gem = &Libraries{

@@ -44,6 +44,9 @@ var (
 		ID: "9b1e6c", Sandbox: running.ID, Argv: []string{"make", "-C", "/src"}, User: "0", Cwd: "/", Detached: true, PID: 7, State: api.ExecRunning,
 		StartedAt: at,
 	}
+	variables = api.Context{
+		ID: "k3v9ap", Sandbox: running.ID, Language: "python", Cwd: "/", State: api.ContextIdle, CreatedAt: at, UsedAt: at, ExecutionCount: 2, Exec: "9b1e6c",
+	}
 	entry     = api.FileEntry{Path: "/tmp/notes.txt", Type: api.TypeFile, Size: 3, Mode: "0644", MTime: at, UID: 0, GID: 0, User: "root", Group: "root"}
 	hostedRun = api.AgentRun{
 		ID: "run-1", Dir: "/home/ann/.local/share/sandboxd/agent/run-1", State: api.AgentRunning, Model: "openai/gpt-x", Query: "How many primes are below 10^6?",

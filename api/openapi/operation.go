@@ -51,12 +51,13 @@ type Answer struct {
 }
 
 // Names are the values of path parameters in examples.
-var Names = map[string]string{"id": "work", "exec": "main", "snapshot": "base", "profile": "hardened", "run": "run-1", "port": "8000", "secret": "github", "volume": "cache", "network": "back"}
+var Names = map[string]string{"id": "work", "exec": "main", "snapshot": "base", "profile": "hardened", "run": "run-1", "port": "8000", "secret": "github", "volume": "cache", "network": "back", "context": "k3v9ap"}
 
 // parameters describes path parameters.
 var parameters = map[string]string{
 	"id":       "Id or name of a sandbox.",
 	"exec":     "Id of an exec, or `main` for the sandbox's main process.",
+	"context":  "Id of a context.",
 	"snapshot": "Id or name of a snapshot.",
 	"volume":   "Name of a volume.",
 	"network":  "Name of a named network.",

@@ -317,6 +317,38 @@ var Operations = []Operation{
 		},
 	},
 	{
+		ID: "createContext", Method: "POST", Path: "/v1/sandboxes/{id}/contexts", Tag: "Code", Summary: "Create a context",
+		Detail: "Starts an interpreter that keeps variables between runs of code, and answers when it is ready. Code runs in it with `context` in [Run source code](#code). " +
+			"A sandbox has at most 24 contexts, which are detached execs. They go on while the daemon restarts.\n\n" +
+			"Memory is at least 64 MiB. A context that waits does not keep its sandbox from being idle.",
+		Body:    jsonBody(api.CreateContext{Language: "python"}),
+		Answers: []Answer{{Status: 201, Type: api.TypeJSON, Value: variables}},
+	},
+	{
+		ID: "listContexts", Method: "GET", Path: "/v1/sandboxes/{id}/contexts", Tag: "Code", Summary: "List contexts",
+		Answers: []Answer{ok(api.ContextList{Contexts: []api.Context{variables}})},
+	},
+	{
+		ID: "context", Method: "GET", Path: "/v1/sandboxes/{id}/contexts/{context}", Tag: "Code", Summary: "Get a context",
+		Answers: []Answer{ok(variables)},
+	},
+	{
+		ID: "interruptContext", Method: "POST", Path: "/v1/sandboxes/{id}/contexts/{context}/interrupt", Tag: "Code", Summary: "Interrupt the run of a context",
+		Detail: "Sends SIGINT to the context's process group. A run that does not end within 5 s is killed, and the context restarted; the run's `error` is then `ContextRestarted`. " +
+			"Without a run nothing happens. The answer does not wait for the end.",
+		Answers: []Answer{ok(variables)},
+	},
+	{
+		ID: "restartContext", Method: "POST", Path: "/v1/sandboxes/{id}/contexts/{context}/restart", Tag: "Code", Summary: "Restart a context",
+		Detail:  "Kills the context's processes and starts its interpreter anew, without variables. A run under way ends with the `error` `ContextRestarted`.",
+		Answers: []Answer{ok(variables)},
+	},
+	{
+		ID: "deleteContext", Method: "DELETE", Path: "/v1/sandboxes/{id}/contexts/{context}", Tag: "Code", Summary: "Delete a context",
+		Detail:  "Kills the context's processes. A run under way fails.",
+		Answers: []Answer{{Status: 204}},
+	},
+	{
 		ID: "languages", Method: "GET", Path: "/v1/languages", Tag: "Code", Summary: "List the languages of code runs",
 		Detail: "Whether a sandbox has a language depends on its image; `image` names the directory of the project's `images/` whose Dockerfile has it.",
 		Answers: []Answer{ok(api.LanguageList{Languages: []api.Language{

@@ -39,6 +39,8 @@ var mappings = []mapping{
 	{err: class.ErrNoProfile, code: api.CodeNotFound, hint: "sandboxd profiles lists what there is"},
 	{err: class.ErrProfileGone, code: api.CodeConflict, hint: "start the daemon with the profile that the sandbox was created with: sandboxd serve --profiles"},
 	{err: class.ErrNoExec, code: api.CodeNotFound, hint: "sandboxd execs SANDBOX lists what there is; one that has ended is kept for an hour if it was detached"},
+	{err: class.ErrNoContext, code: api.CodeNotFound, hint: "sandboxd context ls SANDBOX lists what there is"},
+	{err: class.ErrContext, code: api.CodeConflict, hint: "run the interpreter by itself to see why: sandboxd exec SANDBOX python3 -c 1"},
 	{err: class.ErrFileConflict, code: api.CodeConflict},
 	{err: class.ErrFileExists, code: api.CodeExists},
 	{err: class.ErrNotEmpty, code: api.CodeConflict, hint: "recursive=true removes a directory with all that is in it"},
@@ -134,6 +136,8 @@ var titles = map[api.Code]string{
 	api.CodeRegistry:       "Registry error",
 	api.CodeImage:          "Image invalid",
 	api.CodeBuild:          "Build failed",
+	api.CodeNoLanguage:     "Language not found",
+	api.CodeLibraries:      "Installation failed",
 	api.CodeUnavailable:    "Unavailable",
 	api.CodeInternal:       "Internal error",
 }

@@ -270,6 +270,12 @@ var routes = []route{
 	{"POST", "/v1/sandboxes/{id}/execs/{exec}/signal", tenant, (*Server).postSignal},
 	{"POST", "/v1/sandboxes/{id}/execs/{exec}/resize", tenant, (*Server).postResize},
 	{"POST", "/v1/sandboxes/{id}/execs/{exec}/stdin", tenant, (*Server).postStdin},
+	{"POST", "/v1/sandboxes/{id}/contexts", tenant, (*Server).postContext},
+	{"GET", "/v1/sandboxes/{id}/contexts", tenant, (*Server).getContexts},
+	{"GET", "/v1/sandboxes/{id}/contexts/{context}", tenant, (*Server).getContext},
+	{"DELETE", "/v1/sandboxes/{id}/contexts/{context}", tenant, (*Server).deleteContext},
+	{"POST", "/v1/sandboxes/{id}/contexts/{context}/interrupt", tenant, (*Server).postContextInterrupt},
+	{"POST", "/v1/sandboxes/{id}/contexts/{context}/restart", tenant, (*Server).postContextRestart},
 	{"GET", "/v1/sandboxes/{id}/processes", tenant, (*Server).getProcesses},
 
 	{"GET", "/v1/sandboxes/{id}/files", tenant, (*Server).getFile},

@@ -118,6 +118,7 @@ func withLogs(res *api.CodeResult, stdout, stderr *head) {
 // bufferContext is RunCode in a context.
 func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeRequest, stdout, stderr *head) (*api.CodeResult, error) {
 	res := &api.CodeResult{Results: []api.CodeValue{}}
+	left, cut := maxResults, false
 	err := s.runInContext(ctx, ref, req, func(e api.CodeEvent) error {
 		output := e.Data
 		if e.Data == nil {
@@ -130,6 +131,10 @@ func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeReques
 		case api.CodeStderr:
 			stderr.write(output)
 		case api.CodeValued:
+			if left -= sizeOfValue(e.Result); left < 0 {
+				cut = true
+				return nil
+			}
 			res.Results = append(res.Results, *e.Result)
 		case api.CodeFailed:
 			res.Failure = e.Failure
@@ -148,12 +153,8 @@ func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeReques
 		return nil, err
 	}
 	withLogs(res, stdout, stderr)
+	res.Truncated = res.Truncated || cut
 	return res, nil
-}
-
-// runInContext runs code in a context of the sandbox.
-func (s *API) runInContext(_ context.Context, _ string, req *api.CodeRequest, _ func(api.CodeEvent) error) error {
-	return class.Invalidf("context %q: this daemon keeps no contexts", class.Clip(req.Context))
 }
 
 // StreamCode runs source text and emits events as they happen. Emit is called from one goroutine at

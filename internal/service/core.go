@@ -197,6 +197,7 @@ type core struct {
 	caches     buildCaches
 	disk       disk
 	execs      *execs
+	contexts   contexts
 	toolchains toolchains
 	restarts   restarts
 	finals     finals

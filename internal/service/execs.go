@@ -477,11 +477,18 @@ func (s *API) StartDetached(ctx context.Context, ref string, req api.ExecRequest
 	if err != nil {
 		return ExecRecord{}, err
 	}
-	return s.detach(ctx, &rec, req, "", nil)
+	return s.detach(ctx, &rec, req, detached{})
 }
 
-// detach is StartDetached, also of main processes and, with an id, of prepared execs.
-func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequest, id string, main *mainProcess) (_ ExecRecord, err error) {
+// detached says which exec [core.detach] starts; zero means one of a client.
+type detached struct {
+	id      string       // of a prepared exec
+	main    *mainProcess // of its sandbox
+	context *codeContext // whose process it is
+}
+
+// detach is StartDetached, also of other execs.
+func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequest, as detached) (_ ExecRecord, err error) {
 	if err := s.adoption(ctx); err != nil {
 		return ExecRecord{}, err
 	}
@@ -513,7 +520,11 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 		}
 		defer r.StdinFile.Close() // only written
 	}
-	lease, err := s.supervisor.Begin(rec.ID)
+	begin := s.supervisor.Begin
+	if as.context != nil {
+		begin = s.supervisor.Probe // a context that waits is no use of its sandbox; its runs are
+	}
+	lease, err := begin(rec.ID)
 	if err != nil {
 		log.close()
 		return ExecRecord{}, err
@@ -524,10 +535,16 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 		log.close()
 		return ExecRecord{}, err
 	}
-	x.log, x.kept, x.main = log, size, main
-	x.record.Main = main != nil
-	x.record.ID = cmp.Or(id, x.record.ID)
-	if err = x.saveRecord(); err == nil {
+	x.log, x.kept, x.main = log, size, as.main
+	x.record.Main = as.main != nil
+	x.record.ID = cmp.Or(as.id, x.record.ID)
+	if as.context != nil {
+		err = as.context.attach(x)
+	}
+	if err == nil {
+		err = x.saveRecord()
+	}
+	if err == nil {
 		err = x.storeDescriptors(ctx)
 	}
 	if err != nil {
@@ -786,6 +803,7 @@ func (s *core) forgetSandbox(ctx context.Context, id string) {
 	delete(s.execs.mains, id)
 	s.execs.mu.Unlock()
 	s.execs.forgetUpcoming(id)
+	s.contexts.forget(id)
 	defer func() {
 		if err := s.logs.remove(id); err != nil {
 			s.log.Error("the log of a deleted sandbox is left until the next start", "id", id, "error", err)
@@ -1114,6 +1132,7 @@ func (s *core) adoption(ctx context.Context) error {
 			s.dropDescriptors(ctx, &Execution{record: ExecRecord{Exec: api.Exec{ID: d.Name, Sandbox: d.Sandbox}}})
 		}
 	}
+	s.resumeContexts()
 	s.execs.adopted.Store(true)
 	return nil
 }
@@ -1176,6 +1195,9 @@ func (s *core) adoptExec(d runtime.DescriptorSet) (err error) {
 			s.adoptMain(x, rest.Life)
 			s.keepLog(x)
 		}
+		if err := s.adoptContext(x); err != nil {
+			return err
+		}
 		s.adoptRecord(x)
 		x.conclude(end)
 		s.execs.spawn(func() { x.finish(s.execs.ctx) })
@@ -1195,7 +1217,11 @@ func (s *core) adoptExec(d runtime.DescriptorSet) (err error) {
 		return fmt.Errorf("it runs, with %d descriptors", len(files))
 	}
 	client := host.NewClient("") // of a sandbox that has ended nothing is asked
-	switch lease, err := s.supervisor.Rejoin(d.Sandbox); {
+	rejoin := s.supervisor.Rejoin
+	if ofContext(x.log) {
+		rejoin = s.supervisor.Observe // see detach
+	}
+	switch lease, err := rejoin(d.Sandbox); {
 	case err != nil:
 	case lease.Record.PID != rest.Init:
 		lease.End() // it has been started again, and its new init is not to blame for what became of the old one's execs
@@ -1207,6 +1233,12 @@ func (s *core) adoptExec(d runtime.DescriptorSet) (err error) {
 	timeout, err := seconds("timeout", x.req.Timeout)
 	if err == nil {
 		x.guest, err = client.Adopt(k, host.ExecRequest{TTY: x.req.TTY, Timeout: timeout}, x.PID, x.record.StartedAt)
+	}
+	if err == nil {
+		if err = s.adoptContext(x); err != nil {
+			_ = x.guest.Kill()  // closing the connection alone kills nothing of which the launcher has a copy
+			_ = x.guest.Close() // always nil
+		}
 	}
 	if err != nil {
 		x.log.close()

@@ -155,7 +155,7 @@ func (s *core) startMain(ctx context.Context, rec *runtime.Record) error {
 	}
 	req := api.ExecRequest{Argv: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen, Detach: true, CwdCreate: true, OutputLimit: mainRing}
 	if err = validateExec(&req); err == nil {
-		_, err = s.detach(ctx, rec, req, "", newMainProcess(lease.Record.Life))
+		_, err = s.detach(ctx, rec, req, detached{main: newMainProcess(lease.Record.Life)})
 	}
 	if err != nil {
 		return fmt.Errorf("start the main process of sandbox %s: %w", rec.Name, err)

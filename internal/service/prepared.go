@@ -215,7 +215,7 @@ func (s *API) StartPrepared(ctx context.Context, ref, id string, size api.Termin
 	if size.Rows > 0 && size.Cols > 0 {
 		req.Rows, req.Cols = size.Rows, size.Cols
 	}
-	started, err := s.detach(ctx, &rec, req, id, nil)
+	started, err := s.detach(ctx, &rec, req, detached{id: id})
 	s.execs.mu.Lock()
 	defer s.execs.mu.Unlock()
 	if err == nil {

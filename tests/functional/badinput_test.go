@@ -37,7 +37,7 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 	execs := "/v1/sandboxes/" + s.ID + "/execs/" + detached.ID
 	before := d.Snapshot(t)
 
-	sandboxes, exec := "/v1/sandboxes", "/v1/sandboxes/"+s.ID+"/exec"
+	sandboxes, exec, code := "/v1/sandboxes", "/v1/sandboxes/"+s.ID+"/exec", "/v1/sandboxes/"+s.ID+"/code"
 	huge := []byte(`{"image":"` + strings.Repeat("a", 33<<20) + `"}`)
 	for _, test := range []struct {
 		name         string
@@ -198,6 +198,20 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 		{"watch of nothing", "GET", "/v1/sandboxes/" + s.ID + "/watch?path=%2Fno%2Fsuch", nil, api.CodeNotFound, "/no/such"},
 		{"watch of proc", "GET", "/v1/sandboxes/" + s.ID + "/watch?path=%2Fproc&recursive=true", nil, api.CodeInvalid, "/proc"},
 		{"watch, neither true nor false", "GET", "/v1/sandboxes/" + s.ID + "/watch?path=%2Ftmp&recursive=yes", nil, api.CodeInvalid, "recursive"},
+		{"code of no language", "POST", code, api.CodeRequest{Code: "x", Language: "cobol"}, api.CodeInvalid, "cobol"},
+		{"code of nothing", "POST", code, api.CodeRequest{}, api.CodeInvalid, "empty"},
+		{"too much code", "POST", code, api.CodeRequest{Code: strings.Repeat("#", 1<<20+1)}, api.CodeTooLarge, "1048577"},
+		{"code with a library that is an option", "POST", code, api.CodeRequest{Code: "1", Libraries: []string{"--index-url=x"}}, api.CodeInvalid, "--index-url"},
+		{"code with libraries without a manager", "POST", code, api.CodeRequest{Code: "1", Language: "java", Libraries: []string{"x"}}, api.CodeInvalid, "java"},
+		{"code with too many libraries", "POST", code, api.CodeRequest{Code: "1", Libraries: make([]string, 65)}, api.CodeInvalid, "64"},
+		{"code with a library directory for nothing", "POST", code, api.CodeRequest{Code: "1", LibraryDir: "/lib"}, api.CodeInvalid, "library_dir"},
+		{"code with a library directory that is not there", "POST", code, api.CodeRequest{Code: "1", Libraries: []string{"x"}, LibraryDir: "/no/such"}, api.CodeNotFound, "/no/such"},
+		{"code in a directory that is not there", "POST", code, api.CodeRequest{Code: "1", Cwd: "/no/such"}, api.CodeInvalid, "/no/such"},
+		{"code in a relative directory", "POST", code, api.CodeRequest{Code: "1", Cwd: "x"}, api.CodeInvalid, "cwd"},
+		{"code with a timeout that is none", "POST", code, api.CodeRequest{Code: "1", Timeout: -1}, api.CodeInvalid, "timeout"},
+		{"code of an unknown user", "POST", code, api.CodeRequest{Code: "1", User: "nobody-here"}, api.CodeInvalid, "nobody-here"},
+		{"code with an unknown field", "POST", code, []byte(`{"code":"1","lang":"python"}`), api.CodeInvalid, "lang"},
+		{"code in a sandbox that is not there", "POST", "/v1/sandboxes/nonesuch/code", api.CodeRequest{Code: "1"}, api.CodeNotFound, "nonesuch"},
 		{"sandbox that never was", "GET", "/v1/sandboxes/nonesuch", nil, api.CodeNotFound, "nonesuch"},
 		{"sandbox as a path", "GET", "/v1/sandboxes/..%2F..%2Fetc", nil, api.CodeNotFound, ""},
 		{"sandbox that is gone", "POST", "/v1/sandboxes/" + deleted.ID + "/exec", api.ExecRequest{Argv: []string{"true"}}, api.CodeNotFound, deleted.ID},

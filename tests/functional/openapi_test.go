@@ -137,6 +137,18 @@ func (w *walk) workspace() {
 	w.step("changes")
 }
 
+// code sends the examples that need a sandbox with Python.
+func (w *walk) code() {
+	w.t.Helper()
+	s := w.d.Create(w.t, api.CreateSandbox{})
+	work := w.names["id"]
+	defer func() { w.names["id"] = work }()
+	w.names["id"] = s.ID
+	w.step("code")
+	w.step("code", accept(api.TypeNDJSON))
+	w.step("languages")
+}
+
 // network sends the examples that need a sandbox with a network.
 func (w *walk) network() {
 	w.t.Helper()
@@ -241,6 +253,7 @@ func TestOpenAPIExamples(t *testing.T) {
 	w.step("exec")
 	w.step("exec", accept(api.TypeNDJSON))
 	w.step("exec", accept(api.TypeStream))
+	w.code()
 	w.pipes()
 	w.step("stdin")
 	w.step("resizeExec")

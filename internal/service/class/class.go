@@ -30,6 +30,8 @@ var (
 	ErrNoProfile      = errors.New("no such profile")
 	ErrProfileGone    = errors.New("profile is gone")
 	ErrNoExec         = errors.New("no such exec")
+	ErrNoContext      = errors.New("no such context")
+	ErrContext        = errors.New("context does not start")
 	ErrGone           = errors.New("sandbox is gone")
 	ErrProgramMissing = errors.New("program not found")
 	ErrProgramDenied  = errors.New("program not allowed")

@@ -1,0 +1,624 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/interpreter/resident"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// Bounds of contexts.
+const (
+	maxContexts      = 24        // of one sandbox: each is a detached exec
+	maxContextEnv    = 64 << 10  // bytes of a context's own environment
+	minContextMemory = 64 << 20  // bytes
+	contextOutput    = 256 << 10 // bytes of output that wait for the daemon
+	maxQueued        = 16        // runs that wait for one context
+
+	// helloTimeout bounds the start of an interpreter.
+	helloTimeout = 60 * time.Second
+	// interruptGrace is the time in which an interrupted run may end.
+	interruptGrace = 5 * time.Second
+
+	// Places in the second file of an exec's log: see [execLog].
+	contextAt = 3 << 20 // contextRecord
+	placeAt   = 4 << 20 // place
+)
+
+// contexts is the registry of the contexts of all sandboxes.
+type contexts struct {
+	mu sync.Mutex
+	of map[string]map[string]*codeContext // by the sandbox's id and the context's
+}
+
+// A codeContext is a resident interpreter: a detached exec that is replaced when it has died.
+type codeContext struct {
+	s *core
+	contextRecord
+
+	turn chan struct{} // semaphore of one: a run, a restart, the end
+
+	mu      sync.Mutex
+	queued  int
+	deleted bool
+	x       *Execution // process; nil until the first has started
+	hold    *hold      // of its output
+	place   place
+	run     *contextRun // under way
+	expiry  *time.Timer // nil without idle timeout
+}
+
+// contextRecord is the part of a context that never changes. The exec's log has it for the next
+// daemon.
+type contextRecord struct {
+	ID      string
+	Sandbox string
+	Created time.Time
+	Request api.CreateContext // Language is a name, not an alias
+}
+
+// place is the part of a context that changes. It is written in one page, so that a killed daemon
+// leaves the old one or the new one.
+type place struct {
+	At         int64  // offset in the exec's output: all frames before it are read
+	Used       int64  // time of the end of the last run, in nanoseconds since 1970
+	Deadline   int64  // of the run under way, in nanoseconds since 1970; 0 means none
+	Run        uint32 // number of the last run, of all processes
+	Count      uint32 // runs of the process
+	Interrupts uint32 // that the process was sent
+	Ready      bool   // the process has said hello
+	Busy       bool   // the last run has not ended
+	Told       bool   // a client was told that the process ended
+	_          bool
+}
+
+// contextRun is a run under way.
+type contextRun struct {
+	began       time.Time
+	timer       *time.Timer // nil without timeout
+	grace       *time.Timer // nil until it is interrupted
+	timeout     bool        // its timeout has ended
+	interrupted bool
+	killed      string // reason why the daemon has killed the process
+}
+
+// writePlace needs mu.
+func (c *codeContext) writePlace() {
+	data, err := binary.Append(nil, binary.NativeEndian, &c.place)
+	if err == nil {
+		_, err = c.x.log.state.WriteAt(data, placeAt)
+	}
+	if err != nil && !c.deleted {
+		c.s.log.Warn("the state of a context is not kept for the next daemon", "id", c.Sandbox, "context", c.ID, "error", err)
+	}
+}
+
+// readPlace reads the place that the last daemon left.
+func (l *execLog) readPlace() (p place, err error) {
+	data := make([]byte, binary.Size(p))
+	if _, err := l.state.ReadAt(data, placeAt); err != nil {
+		return p, fmt.Errorf("read the context's state: %w", err)
+	}
+	_, err = binary.Decode(data, binary.NativeEndian, &p)
+	return p, err
+}
+
+// attach makes a program that has started the process of the context. It is called before output
+// is collected, so that nothing is dropped.
+func (c *codeContext) attach(x *Execution) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.deleted {
+		return c.missing()
+	}
+	if err := x.log.note(contextAt, c.contextRecord); err != nil {
+		return err
+	}
+	c.x, c.hold = x, &hold{}
+	c.place = place{Run: c.place.Run, Used: c.place.Used}
+	c.writePlace()
+	x.log.hold(c.hold)
+	return nil
+}
+
+func (c *codeContext) missing() error {
+	return class.Mark(class.ErrNoContext, fmt.Errorf("context %q of sandbox %s: %w", class.Clip(c.ID), c.Sandbox, class.ErrNoContext))
+}
+
+// process returns the current process.
+func (c *codeContext) process() *Execution {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.x
+}
+
+// shown returns the context as the API has it.
+func (c *codeContext) shown() api.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := api.Context{
+		ID: c.ID, Sandbox: c.Sandbox, Language: c.Request.Language, Cwd: c.x.record.Cwd, State: api.ContextIdle, CreatedAt: c.Created,
+		UsedAt: time.Unix(0, c.place.Used).UTC(), ExecutionCount: int(c.place.Count), Exec: c.x.record.ID,
+	}
+	switch {
+	case c.x.ended():
+		out.State = api.ContextDead
+	case c.place.Busy:
+		out.State = api.ContextBusy
+	}
+	return out
+}
+
+func validateContext(req *api.CreateContext) (resident.Kernel, error) {
+	k, ok := resident.For(cmp.Or(req.Language, "python"))
+	if !ok {
+		return k, class.Invalidf("language %q: contexts are of %s", class.Clip(req.Language), strings.Join(resident.Languages(), ", "))
+	}
+	req.Language = k.Language
+	if req.Cwd != "" {
+		if err := validatePath("cwd", req.Cwd); err != nil {
+			return k, err
+		}
+	}
+	if err := validateUser(req.User); err != nil {
+		return k, err
+	}
+	if err := validateEnv(req.Env); err != nil {
+		return k, err
+	}
+	size := 0
+	for _, kv := range req.Env {
+		size += len(kv)
+	}
+	if size > maxContextEnv {
+		return k, class.Invalidf("env: %d bytes, more than %d", size, maxContextEnv)
+	}
+	if req.Memory != 0 && req.Memory < minContextMemory {
+		return k, class.Invalidf("memory %d: must be 0 or at least %d", req.Memory, int64(minContextMemory))
+	}
+	_, err := seconds("idle_timeout", req.IdleTimeout)
+	return k, err
+}
+
+// CreateContext starts a context in the sandbox with this id or name, and waits until it is ready.
+func (s *API) CreateContext(ctx context.Context, ref string, req api.CreateContext) (api.Context, error) {
+	if _, err := validateContext(&req); err != nil {
+		return api.Context{}, err
+	}
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return api.Context{}, err
+	}
+	if err := s.adoption(ctx); err != nil { // or contexts of the last daemon are not counted
+		return api.Context{}, err
+	}
+	now := time.Now().UTC()
+	c := s.newContext(contextRecord{ID: newExecID(), Sandbox: rec.ID, Created: now, Request: req})
+	c.place.Used = now.UnixNano()
+	c.turn <- struct{}{}
+	defer c.release()
+	if err := s.contexts.add(c); err != nil {
+		return api.Context{}, err
+	}
+	lease, err := s.begin(rec.ID)
+	if err != nil {
+		s.contexts.remove(c)
+		return api.Context{}, err
+	}
+	defer lease.End()
+	ctx, cancel := withGone(ctx, lease)
+	defer cancel()
+	if err := c.start(ctx, &rec); err != nil {
+		s.removeContext(ctx, c)
+		if errors.Is(context.Cause(ctx), errEnded) {
+			return api.Context{}, s.ended(lease)
+		}
+		return api.Context{}, err
+	}
+	return c.shown(), nil
+}
+
+func (s *core) newContext(rec contextRecord) *codeContext {
+	return &codeContext{s: s, contextRecord: rec, turn: make(chan struct{}, 1)}
+}
+
+func (cs *contexts) add(c *codeContext) error {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	of := cs.of[c.Sandbox]
+	if len(of) >= maxContexts {
+		return class.Mark(runtime.ErrInUse, fmt.Errorf("create context: sandbox %s has %d, which is the most", c.Sandbox, maxContexts))
+	}
+	cs.set(c)
+	return nil
+}
+
+// set needs mu.
+func (cs *contexts) set(c *codeContext) {
+	if cs.of[c.Sandbox] == nil {
+		if cs.of == nil {
+			cs.of = make(map[string]map[string]*codeContext)
+		}
+		cs.of[c.Sandbox] = make(map[string]*codeContext)
+	}
+	cs.of[c.Sandbox][c.ID] = c
+}
+
+// remove takes a context out of the registry: it is found no more.
+func (cs *contexts) remove(c *codeContext) {
+	cs.mu.Lock()
+	if of := cs.of[c.Sandbox]; of[c.ID] == c {
+		if delete(of, c.ID); len(of) == 0 {
+			delete(cs.of, c.Sandbox)
+		}
+	}
+	cs.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deleted = true
+	if c.expiry != nil {
+		c.expiry.Stop()
+	}
+}
+
+// forget drops the contexts of a deleted sandbox.
+func (cs *contexts) forget(sandbox string) {
+	cs.mu.Lock()
+	all := slices.Collect(maps.Values(cs.of[sandbox]))
+	cs.mu.Unlock()
+	for _, c := range all {
+		cs.remove(c)
+	}
+}
+
+// start starts the process of a context and waits for its first message. A process that does not
+// send it is removed.
+func (c *codeContext) start(ctx context.Context, rec *runtime.Record) error {
+	k, ok := resident.For(c.Request.Language)
+	if !ok {
+		return class.Invalidf("language %q: has no contexts any more", c.Request.Language)
+	}
+	old := c.process()
+	req := api.ExecRequest{
+		Argv: k.Argv, Stdin: k.Stdin, StdinOpen: true, Detach: true, OutputLimit: contextOutput,
+		Cwd: c.Request.Cwd, User: c.Request.User, Env: c.Request.Env,
+	}
+	if c.Request.Memory > 0 {
+		req.Rlimits = map[string]uint64{"as": uint64(c.Request.Memory)}
+	}
+	if _, err := c.s.detach(ctx, rec, req, detached{context: c}); err != nil {
+		return fmt.Errorf("start %s: %w", k.Language, err)
+	}
+	if old != nil {
+		c.s.forget(ctx, old) //nolint:contextcheck // it ignores the request's end
+	}
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	said, err := c.read(ctx, func(f resident.Frame) (bool, error) {
+		_, err := resident.ParseHello(f)
+		return true, err
+	})
+	if err != nil {
+		x := c.process()
+		c.end(context.WithoutCancel(ctx))
+		if errors.Is(err, errDied) {
+			err = fmt.Errorf("%s ended: %s", k.Argv[0], endOf(x, said))
+		}
+		return class.Mark(class.ErrContext, fmt.Errorf("start %s: %w", k.Language, err))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.place.Ready = true
+	c.writePlace()
+	c.arm()
+	return nil
+}
+
+// end kills the process with everything that it has started, and waits for that.
+func (c *codeContext) end(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	x := c.process()
+	if x == nil {
+		return
+	}
+	x.log.freeHolds() // or the collector waits for a reader
+	if !x.ended() {
+		_ = x.guest.Kill() // fails if init is lost, which ends the sandbox
+	}
+	select {
+	case <-x.over():
+	case <-ctx.Done():
+		c.s.log.Warn("the process of a context has not ended", "id", c.Sandbox, "context", c.ID, "exec", x.record.ID)
+	}
+}
+
+// restart replaces the process. The caller has the turn.
+func (c *codeContext) restart(ctx context.Context) error {
+	rec, err := c.s.supervisor.Get(c.Sandbox)
+	if err != nil {
+		return err
+	}
+	c.end(ctx)
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	return c.start(ctx, &rec)
+}
+
+// arm starts the idle time. It needs mu.
+func (c *codeContext) arm() {
+	idle, err := seconds("idle_timeout", c.Request.IdleTimeout)
+	if err != nil || idle == 0 || c.deleted {
+		return
+	}
+	if c.expiry != nil {
+		c.expiry.Stop()
+	}
+	c.expiry = time.AfterFunc(time.Until(time.Unix(0, c.place.Used).Add(idle)), func() {
+		c.s.execs.spawn(func() {
+			select {
+			case c.turn <- struct{}{}:
+			default:
+				return // it is used, and armed again afterwards
+			}
+			c.mu.Lock()
+			due := time.Since(time.Unix(0, c.place.Used)) >= idle && c.queued == 0
+			c.mu.Unlock()
+			if due {
+				c.s.removeContext(c.s.execs.ctx, c)
+			}
+			<-c.turn
+		})
+	})
+}
+
+// removeContext ends a context. The caller has the turn, or lets the run under way fail.
+func (s *core) removeContext(ctx context.Context, c *codeContext) {
+	s.contexts.remove(c)
+	ctx = context.WithoutCancel(ctx)
+	c.end(ctx)
+	if x := c.process(); x != nil && x.ended() {
+		s.forget(ctx, x)
+	}
+}
+
+// findContext returns a context of the sandbox with this id or name.
+func (s *API) findContext(ctx context.Context, ref, id string) (*codeContext, error) {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.adoption(ctx); err != nil {
+		return nil, err
+	}
+	s.contexts.mu.Lock()
+	defer s.contexts.mu.Unlock()
+	c := s.contexts.of[rec.ID][id]
+	if c == nil || c.process() == nil {
+		return nil, class.Mark(class.ErrNoContext, fmt.Errorf("context %q of sandbox %s: %w", class.Clip(id), rec.Name, class.ErrNoContext))
+	}
+	return c, nil
+}
+
+// Contexts lists the contexts of the sandbox with this id or name, oldest first.
+func (s *API) Contexts(ctx context.Context, ref string) (api.ContextList, error) {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return api.ContextList{}, err
+	}
+	if err := s.adoption(ctx); err != nil {
+		return api.ContextList{}, err
+	}
+	s.contexts.mu.Lock()
+	all := slices.Collect(maps.Values(s.contexts.of[rec.ID]))
+	s.contexts.mu.Unlock()
+	list := api.ContextList{Contexts: []api.Context{}}
+	for _, c := range all {
+		if c.process() != nil { // else its creation has not been answered
+			list.Contexts = append(list.Contexts, c.shown())
+		}
+	}
+	slices.SortFunc(list.Contexts, func(a, b api.Context) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	return list, nil
+}
+
+// GetContext returns one context.
+func (s *API) GetContext(ctx context.Context, ref, id string) (api.Context, error) {
+	c, err := s.findContext(ctx, ref, id)
+	if err != nil {
+		return api.Context{}, err
+	}
+	return c.shown(), nil
+}
+
+// DeleteContext ends a context and all processes that it has started. A run under way fails.
+func (s *API) DeleteContext(ctx context.Context, ref, id string) error {
+	c, err := s.findContext(ctx, ref, id)
+	if err != nil {
+		return err
+	}
+	c.blame("it was deleted")
+	s.removeContext(ctx, c)
+	return nil
+}
+
+// InterruptContext sends SIGINT to the run under way. If the run does not end within some seconds,
+// the context is restarted. Without a run nothing happens.
+func (s *API) InterruptContext(ctx context.Context, ref, id string) (api.Context, error) {
+	c, err := s.findContext(ctx, ref, id)
+	if err != nil {
+		return api.Context{}, err
+	}
+	c.mu.Lock()
+	run := c.run
+	c.mu.Unlock()
+	if run != nil {
+		c.interrupt(run, "it did not end after an interrupt")
+	}
+	return c.shown(), nil
+}
+
+// RestartContext replaces the process of a context. A run under way fails.
+func (s *API) RestartContext(ctx context.Context, ref, id string) (api.Context, error) {
+	c, err := s.findContext(ctx, ref, id)
+	if err != nil {
+		return api.Context{}, err
+	}
+	lease, err := s.begin(c.Sandbox)
+	if err != nil {
+		return api.Context{}, err
+	}
+	defer lease.End()
+	ctx, cancel := withGone(ctx, lease)
+	defer cancel()
+	if c.blame("a restart was requested") {
+		c.end(ctx)
+	}
+	if err := c.take(ctx); err != nil {
+		return api.Context{}, err
+	}
+	defer c.release()
+	if err := c.restart(ctx); err != nil {
+		if errors.Is(context.Cause(ctx), errEnded) {
+			return api.Context{}, s.ended(lease)
+		}
+		return api.Context{}, err
+	}
+	return c.shown(), nil
+}
+
+// blame notes the reason for which the process of a run is about to be killed. It reports whether
+// there is a run.
+func (c *codeContext) blame(why string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.run != nil {
+		c.run.killed = cmp.Or(c.run.killed, why)
+	}
+	return c.run != nil
+}
+
+// take waits for the context's turn.
+func (c *codeContext) take(ctx context.Context) error {
+	c.mu.Lock()
+	if c.queued >= maxQueued {
+		c.mu.Unlock()
+		return class.Mark(runtime.ErrInUse, fmt.Errorf("run in context %s: %d runs wait for it, which is the most", c.ID, maxQueued))
+	}
+	c.queued++
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.queued--
+	}()
+	select {
+	case c.turn <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.deleted {
+		<-c.turn
+		return c.missing()
+	}
+	return nil
+}
+
+func (c *codeContext) release() { <-c.turn }
+
+// ofContext reports whether an adopted exec is the process of a context.
+func ofContext(l *execLog) bool {
+	var rec contextRecord
+	ok, err := noted(l.state, contextAt, &rec)
+	return ok && err == nil
+}
+
+// adoptContext makes an adopted exec the process of a context, if it is one. It is called before
+// output is collected.
+func (s *core) adoptContext(x *Execution) error {
+	var rec contextRecord
+	if ok, err := noted(x.log.state, contextAt, &rec); err != nil || !ok {
+		return err
+	}
+	p, err := x.log.readPlace()
+	switch {
+	case err != nil:
+		return err
+	case rec.Sandbox != x.record.Sandbox || p.At < 0 || p.At > x.log.end() || p.Count > math.MaxInt32:
+		return errors.New("the state of its context is damaged")
+	case !p.Ready: // the daemon ended before it had answered the creation
+		return errUnfinished
+	}
+	c := s.newContext(rec)
+	c.x, c.place, c.hold = x, p, &hold{at: p.At}
+	s.contexts.mu.Lock()
+	defer s.contexts.mu.Unlock()
+	if other := s.contexts.of[rec.Sandbox][rec.ID]; other != nil {
+		// A restart was cut off: the older process is the one to end.
+		if other.x.record.StartedAt.After(x.record.StartedAt) {
+			return errUnfinished
+		}
+		s.execs.spawn(func() { s.endReplaced(other.x) })
+	}
+	s.contexts.set(c)
+	if x.guest != nil {
+		x.log.hold(c.hold)
+	}
+	return nil
+}
+
+var errUnfinished = errors.New("it is a context that was not ready, or was being restarted")
+
+// endReplaced ends a process that is no context's any more.
+func (s *core) endReplaced(x *Execution) {
+	x.log.freeHolds()
+	if !x.ended() && x.guest != nil {
+		_ = x.guest.Kill() // fails if init is lost, which ends the sandbox
+	}
+	select {
+	case <-x.over():
+		s.forget(s.execs.ctx, x)
+	case <-s.execs.ctx.Done():
+	}
+}
+
+// resumeContexts goes on with what the last daemon left: runs under way, idle times.
+func (s *core) resumeContexts() {
+	s.contexts.mu.Lock()
+	defer s.contexts.mu.Unlock()
+	for _, of := range s.contexts.of {
+		for _, c := range of {
+			c.mu.Lock()
+			if c.place.Busy && !c.x.ended() {
+				run := c.begin(0)
+				if c.place.Deadline > 0 {
+					c.bound(run, time.Until(time.Unix(0, c.place.Deadline)))
+				}
+				c.turn <- struct{}{} // it was just made
+				if !s.execs.spawn(func() { c.drain(run) }) {
+					<-c.turn
+				}
+			} else {
+				c.arm()
+			}
+			c.mu.Unlock()
+		}
+	}
+}

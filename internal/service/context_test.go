@@ -1,0 +1,407 @@
+package service_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
+	"github.com/sandboxd/sandboxd/internal/service/servicetest"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+)
+
+// contextBench is a daemon with a sandbox, whose programs are those of this machine.
+func contextBench(t *testing.T) (*daemontest.Running, api.Sandbox) {
+	t.Helper()
+	testenv.RequirePeer(t, "python3")
+	b := daemontest.New(t, servicetest.RealInit(t))
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
+	d := b.Start()
+	return d, d.Create(api.CreateSandbox{IdleTimeout: 3600})
+}
+
+func newContext(r *daemontest.Running, sandbox string, req api.CreateContext) api.Context {
+	r.T.Helper()
+	return daemontest.Decode[api.Context](r.T, r.Do("POST", "/v1/sandboxes/"+sandbox+"/contexts", req), http.StatusCreated)
+}
+
+func runIn(r *daemontest.Running, c api.Context, code string) api.CodeResult {
+	r.T.Helper()
+	return runReq(r, c, api.CodeRequest{Code: code})
+}
+
+func runReq(r *daemontest.Running, c api.Context, req api.CodeRequest) api.CodeResult {
+	r.T.Helper()
+	req.Context = c.ID
+	return daemontest.Decode[api.CodeResult](r.T, r.Do("POST", "/v1/sandboxes/"+c.Sandbox+"/code", req), http.StatusOK)
+}
+
+// summary is a result in one line: stdout, stderr, texts of results, error.
+func summary(res api.CodeResult) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%q %q", res.Logs.Stdout, res.Logs.Stderr)
+	for _, v := range res.Results {
+		fmt.Fprintf(&b, " [%s]", v.Text)
+		if v.Main {
+			b.WriteString("*")
+		}
+	}
+	if res.Failure != nil {
+		fmt.Fprintf(&b, " %s: %s", res.Failure.Name, res.Failure.Value)
+	}
+	return b.String()
+}
+
+func TestContextKeepsState(t *testing.T) {
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{})
+	if c.Language != "python" || c.State != api.ContextIdle || c.Exec == "" {
+		t.Errorf("%+v", c)
+	}
+	for i, run := range []struct{ code, want string }{
+		{"x = 20", `"" ""`},
+		{"print(x)\nx + 1", `"20\n" "" [21]*`},
+		{"_ * 2", `"" "" [42]*`},
+		{"'text'", `"" "" [text]*`},
+		{"x;", `"" ""`},
+		{"__name__", `"" "" [__main__]*`},
+		{"display(1, 2)\n3", `"" "" [1] [2] [3]*`},
+		{"import os, sys\nprint('a')\nos.system('echo b; echo c >&2')\nprint('d')\nprint('e', file=sys.stderr)", `"a\nb\nd\n" "c\ne\n"`},
+		{"1/0", `"" "" ZeroDivisionError: division by zero`},
+		{"x = (", `"" "" SyntaxError: '(' was never closed (<cell 10>, line 1)`},
+		{"raise SystemExit(3)", `"" "" SystemExit: 3`},
+		{"x", `"" "" [20]*`},
+		{"import asyncio\nawait asyncio.sleep(0, 'slept')", `"" "" [slept]*`},
+		{"input()", `"" "" EOFError: EOF when reading a line`},
+		{"!echo $((1+1))", `"2\n" ""`},
+		{"%nosuch", `"" "" UsageError: %nosuch needs IPython, which this image lacks`},
+		{"", `"" ""`},
+	} {
+		res := runIn(d, c, run.code)
+		if got := summary(res); got != run.want {
+			t.Errorf("%s\n got %s\nwant %s", run.code, got, run.want)
+		}
+		if res.ExecutionCount != i+1 {
+			t.Errorf("execution count %d, want %d", res.ExecutionCount, i+1)
+		}
+	}
+	res := runIn(d, c, "def f():\n    return 1/0\n\nf()")
+	want := "Traceback (most recent call last):\n  File \"<cell 18>\", line 4, in <module>\n    f()\n  File \"<cell 18>\", line 2, in f\n    return 1/0\n           ~^~\nZeroDivisionError: division by zero"
+	if res.Failure == nil || res.Failure.Traceback != want || res.Exit.Code != 1 {
+		t.Errorf("%+v %s", res.Failure, res.Failure.Traceback)
+	}
+}
+
+// streamed runs code and passes events on, until the last.
+func streamed(t *testing.T, r *daemontest.Running, req api.CodeRequest, c api.Context, on func(api.CodeEvent)) api.CodeEvent {
+	t.Helper()
+	req.Context = c.ID
+	var last api.CodeEvent
+	err := r.API().StreamCode(t.Context(), c.Sandbox, req, func(e api.CodeEvent) error {
+		last = e
+		if on != nil {
+			on(e)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("run %q: %v", req.Code, err)
+	}
+	return last
+}
+
+func TestInterruptedRun(t *testing.T) {
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{})
+	runIn(d, c, "import time, re, threading\nx = 1")
+	for _, code := range []string{
+		"print('now', flush=True)\ntime.sleep(1000)",
+		"print('now', flush=True)\nre.match('(a*)*b', 'a' * 60)",
+		"print('now', flush=True)\nwhile True: pass",
+		"print('now', flush=True)\nwhile True: print('x' * 100)",
+		"print('now', flush=True)\nthreading.Event().wait()",
+		"print('now', flush=True)\nimport subprocess\nsubprocess.run(['sleep', '1000'])",
+		"print('now', flush=True)\nimport asyncio\nawait asyncio.sleep(1000)",
+	} {
+		var failure *api.CodeFailure
+		asked := false
+		end := streamed(t, d, api.CodeRequest{Code: code}, c, func(e api.CodeEvent) {
+			if e.Type == api.CodeStdout && !asked {
+				asked = true
+				if rep := d.Do("POST", "/v1/sandboxes/"+sb.ID+"/contexts/"+c.ID+"/interrupt", nil); rep.Status != http.StatusOK {
+					t.Errorf("interrupt: %s", rep.Body)
+				}
+			}
+			if e.Failure != nil {
+				failure = e.Failure
+			}
+		})
+		if failure == nil || failure.Name != "KeyboardInterrupt" || end.Exit.Code != 1 || end.Exit.Timeout {
+			t.Errorf("%s: %+v, %+v", code, failure, end.Exit)
+		}
+		if got := summary(runIn(d, c, "x")); got != `"" "" [1]*` {
+			t.Errorf("after %s: %s", code, got)
+		}
+	}
+	if got := summary(runReq(d, c, api.CodeRequest{Code: "print('part')\ntime.sleep(1000)", Timeout: 0.2})); got != `"part\n" "" KeyboardInterrupt: the run's timeout has ended` {
+		t.Error(got)
+	}
+	if got := summary(runIn(d, c, "x")); got != `"" "" [1]*` {
+		t.Error(got)
+	}
+}
+
+func TestContextThatDies(t *testing.T) {
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{})
+	state := func() api.ContextState {
+		return daemontest.Decode[api.Context](t, d.Do("GET", "/v1/sandboxes/"+sb.ID+"/contexts/"+c.ID, nil), http.StatusOK).State
+	}
+	for _, death := range []struct{ code, says string }{
+		{"import os\nprint('before')\nos._exit(4)", "exit code 4"},
+		{"import os\nprint('before')\nos.kill(os.getpid(), 9)", "killed by SIGKILL"},
+		{"import ctypes\nprint('before')\nctypes.string_at(0)", "killed by SIGSEGV: Fatal Python error: Segmentation fault"},
+		{"print('before')\n__import__('sys').modules['os'].abort()", "killed by SIGABRT"},
+	} {
+		runIn(d, c, "x = 1")
+		res := runIn(d, c, death.code)
+		if res.Failure == nil || res.Failure.Name != "ContextDied" || !strings.Contains(res.Failure.Value, death.says) || res.Logs.Stdout != "before\n" {
+			t.Errorf("%s: %s", death.code, summary(res))
+		}
+		if got := state(); got != api.ContextDead {
+			t.Error(got)
+		}
+		// It was told, so the next run runs, in a new process.
+		if got := runIn(d, c, "'x' in globals()"); summary(got) != `"" "" [False]*` || got.ExecutionCount != 1 {
+			t.Error(summary(got))
+		}
+	}
+	// One that dies between runs is told of by the next run, which does not run.
+	c = daemontest.Decode[api.Context](t, d.Do("GET", "/v1/sandboxes/"+sb.ID+"/contexts/"+c.ID, nil), http.StatusOK)
+	d.Do("POST", "/v1/sandboxes/"+sb.ID+"/execs/"+c.Exec+"/signal", api.ExecSignal{Signal: "KILL"})
+	d.Until(api.Exec{ID: c.Exec, Sandbox: sb.ID}, daemontest.Exited)
+	if got := state(); got != api.ContextDead {
+		t.Error(got)
+	}
+	res := runIn(d, c, "print('not')")
+	if res.Failure == nil || res.Failure.Name != "ContextDied" || !strings.Contains(res.Failure.Value, "did not run: its process had ended: killed by SIGKILL") || res.Logs.Stdout != "" {
+		t.Error(summary(res))
+	}
+	if got := summary(runIn(d, c, "print('runs')")); got != `"runs\n" ""` {
+		t.Error(got)
+	}
+	if rep := d.Do("DELETE", "/v1/sandboxes/"+sb.ID+"/contexts/"+c.ID, nil); rep.Status != http.StatusNoContent {
+		t.Errorf("%s", rep.Body)
+	}
+	daemontest.Problem(t, d.Do("GET", "/v1/sandboxes/"+sb.ID+"/contexts/"+c.ID, nil), api.CodeNotFound)
+	list := daemontest.Decode[api.ContextList](t, d.Do("GET", "/v1/sandboxes/"+sb.ID+"/contexts", nil), http.StatusOK)
+	execs := daemontest.Decode[api.ExecList](t, d.Do("GET", "/v1/sandboxes/"+sb.ID+"/execs", nil), http.StatusOK)
+	if len(list.Contexts) != 0 || len(execs.Execs) != 0 {
+		t.Errorf("%+v %+v", list, execs)
+	}
+}
+
+// A kernel that the user's code has taken over harms its own context only, and the daemon's memory
+// stays bounded.
+func TestHostileKernel(t *testing.T) {
+	d, sb := contextBench(t)
+	other := newContext(d, sb.ID, api.CreateContext{})
+	runIn(d, other, "y = 2")
+	c := newContext(d, sb.ID, api.CreateContext{})
+	// k is the kernel, and put writes to its protocol.
+	const take = "import gc, os, struct\n" +
+		"k = [o for o in gc.get_objects() if type(o).__name__ == 'Kernel'][0]\n" +
+		"def put(kind, data=b'', size=None, run=None):\n" +
+		"    data = struct.pack('>IcI', len(data) if size is None else size, kind, k.seq if run is None else run) + data\n" +
+		"    while data: data = data[os.write(k.answers, data):]\n"
+	for _, attack := range []struct{ code, want string }{
+		{"os.write(k.answers, b'nonsense and more of it')", "ContextRestarted"},
+		{"put(b'?')", "ContextRestarted"},
+		{"put(b'o', size=1<<31)", "ContextRestarted"},
+		{"put(b'o', b'x' * 60000)", "ContextRestarted"},
+		{"put(b'o', b'for another', run=k.seq + 1)", "ContextRestarted"},
+		{"put(b'h', b'{}')", "ContextRestarted"},
+		{"put(b'r', b'{\"text\": 5}')", "ContextRestarted"},
+		{"put(b'r', b'{\"nosuch\": 5}')", "ContextRestarted"},
+		{"put(b'r', b'{} {}')", "ContextRestarted"},
+		{"put(b'r', b'{\"text\": \"\\xff\"}')", "ContextRestarted"},
+		{"put(b'r', b'[' * 40000)", "ContextRestarted"},
+		{"put(b'+', b'')", "ContextRestarted"},
+		{"put(b'+', b'x')\nput(b'o', b'x')", "ContextRestarted"},
+		{"while True: put(b'+', b'x' * 40000)", "ContextRestarted"},
+		{"put(b'x', b'{\"name\": \"Forged\", \"value\": \"\"}')", "Forged"},
+		{"put(b'd', b'{\"ok\": true, \"count\": -1, \"cpu_ms\": 1e300, \"memory_peak\": 9e18}')", "ContextRestarted"},
+		{"os.close(k.answers)", "ContextDied"},
+		{"os.set_blocking(k.answers, False)\nwhile True: os.write(k.answers, b'')\n", "KeyboardInterrupt"},
+		{"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", "ContextRestarted"},
+	} {
+		if res := runIn(d, c, take); res.Failure != nil {
+			t.Errorf("before %s: %s", attack.code, summary(res))
+		}
+		res := runReq(d, c, api.CodeRequest{Code: attack.code, Timeout: 0.5})
+		name := ""
+		if res.Failure != nil {
+			name = res.Failure.Name
+		}
+		if name != attack.want {
+			t.Errorf("%s: %s", attack.code, summary(res))
+		}
+		if got := summary(runIn(d, other, "y")); got != `"" "" [2]*` {
+			t.Errorf("after %s: another context says %s", attack.code, got)
+		}
+	}
+	// Its timeout does not strike the process that replaces the one it has killed.
+	if c := daemontest.Decode[api.Context](t, d.Do("GET", "/v1/sandboxes/"+sb.ID+"/contexts/"+c.ID, nil), http.StatusOK); c.State != api.ContextIdle {
+		t.Errorf("%+v", c)
+	}
+	// A run that claims to be finished goes on in the kernel. What it says then is refused in the next.
+	runIn(d, c, take)
+	if res := runIn(d, c, "put(b'd', b'{\"ok\": true}')\nput(b'o', b'forged')\nwhile True: pass"); res.Failure != nil || res.Exit.Code != 0 {
+		t.Error(summary(res))
+	}
+	if res := runIn(d, c, "1"); res.Failure == nil || res.Failure.Name != "ContextRestarted" || res.Logs.Stdout != "" {
+		t.Error(summary(res))
+	}
+	if got := summary(runIn(d, c, "1")); got != `"" "" [1]*` {
+		t.Error(got)
+	}
+}
+
+// Output that comes faster than a client reads waits: nothing is lost, however much it is.
+func TestContextOutputFlood(t *testing.T) {
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{})
+	var got strings.Builder
+	streamed(t, d, api.CodeRequest{Code: "for i in range(200000): print(i)"}, c, func(e api.CodeEvent) { got.WriteString(e.Text) })
+	var want strings.Builder
+	for i := range 200000 {
+		fmt.Fprintln(&want, i)
+	}
+	if got.String() != want.String() {
+		t.Errorf("%d bytes, want %d", got.Len(), want.Len())
+	}
+	// From a process of its own, by both streams.
+	n := map[api.CodeEventType]int{}
+	streamed(t, d, api.CodeRequest{Code: "import os\nos.system('head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2')"}, c, func(e api.CodeEvent) {
+		n[e.Type] += len(e.Text) + len(e.Data)
+	})
+	if n[api.CodeStdout] != 3000000 || n[api.CodeStderr] != 2000000 {
+		t.Error(n)
+	}
+	// A result of some megabytes, and one that is too large.
+	res := runIn(d, c, "'x' * 5_000_000")
+	if len(res.Results) != 1 || len(res.Results[0].Text) != 5_000_000 {
+		t.Error(len(res.Results))
+	}
+	if res = runIn(d, c, "'x' * 20_000_000"); len(res.Results) != 1 || !strings.HasSuffix(res.Results[0].Text, "[a result of 20000036 bytes, more than 16777216]") {
+		t.Error(len(res.Results), res.Results[0].Text[len(res.Results[0].Text)-100:])
+	}
+	// A process that is left behind and writes without end does not delay the end of the run.
+	res = runIn(d, c, "import subprocess\np = subprocess.Popen(['yes'])\nprint('left')")
+	if res.Failure != nil || !strings.Contains(res.Logs.Stdout, "left\n") {
+		t.Errorf("%.100s", summary(res))
+	}
+	if res = runIn(d, c, "p.kill(); p.wait()\nprint('killed')"); !strings.Contains(res.Logs.Stdout, "killed\n") {
+		t.Errorf("%.100s", summary(res))
+	}
+	// What a thread prints later comes with the next run.
+	runIn(d, c, "import threading\nready = threading.Event()\ndef late():\n    ready.wait()\n    print('late')\nth = threading.Thread(target=late)\nth.start()")
+	runIn(d, c, "threading.Timer(0, ready.set).start()")
+	if res = runIn(d, c, "th.join()\nprint('then')"); res.Logs.Stdout != "late\nthen\n" && !strings.HasSuffix(res.Logs.Stdout, "then\n") {
+		t.Error(summary(res))
+	}
+}
+
+// A daemon that ends leaves its contexts to the next one: those that wait, those that run, those
+// that have died.
+func TestContextsAreHandedOn(t *testing.T) {
+	testenv.RequirePeer(t, "python3")
+	b := daemontest.New(t, servicetest.RealInit(t))
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
+	first := b.Start()
+	sb := first.Create(api.CreateSandbox{IdleTimeout: 3600})
+	waits := newContext(first, sb.ID, api.CreateContext{Env: []string{"NAME=value"}})
+	busy := newContext(first, sb.ID, api.CreateContext{})
+	dead := newContext(first, sb.ID, api.CreateContext{})
+	runIn(first, waits, "x = 1")
+	runIn(first, busy, "import time, os\nx = 2")
+	runIn(first, dead, "x = 3")
+	first.Do("POST", "/v1/sandboxes/"+sb.ID+"/execs/"+dead.Exec+"/signal", api.ExecSignal{Signal: "KILL"})
+	first.Until(api.Exec{ID: dead.Exec, Sandbox: sb.ID}, daemontest.Exited)
+	// The run is interrupted as its client goes with the daemon, and writes on until then.
+	began := make(chan struct{})
+	ended := make(chan error, 1)
+	go func() {
+		ended <- first.API().StreamCode(t.Context(), sb.ID, api.CodeRequest{Context: busy.ID, Code: `
+try:
+    while True: print('x' * 1000)
+except KeyboardInterrupt:
+    for i in range(1000): print('y' * 1000)
+    x = 4`}, func(e api.CodeEvent) error {
+			if e.Type == api.CodeStdout {
+				select {
+				case <-began:
+					return fmt.Errorf("gone")
+				default:
+					close(began)
+				}
+			}
+			return nil
+		})
+	}()
+	<-began
+	<-ended
+	first.Cancel()
+	first.Wait()
+
+	second := b.Start()
+	list := daemontest.Decode[api.ContextList](t, second.Do("GET", "/v1/sandboxes/"+sb.ID+"/contexts", nil), http.StatusOK)
+	if len(list.Contexts) != 3 || list.Contexts[0].ID != waits.ID || list.Contexts[0].State != api.ContextIdle || list.Contexts[0].ExecutionCount != 1 ||
+		list.Contexts[2].State != api.ContextDead {
+		t.Errorf("%+v", list)
+	}
+	if got := summary(runIn(second, waits, "print(os.environ['NAME']) if 'os' in globals() else print(__import__('os').environ['NAME'])\nx")); got != `"value\n" "" [1]*` {
+		t.Error(got)
+	}
+	if got := summary(runIn(second, busy, "x")); got != `"" "" [4]*` {
+		t.Error(got)
+	}
+	if res := runIn(second, dead, "x"); res.Failure == nil || res.Failure.Name != "ContextDied" {
+		t.Error(summary(res))
+	}
+	if got := summary(runIn(second, dead, "'x' in globals()")); got != `"" "" [False]*` {
+		t.Error(got)
+	}
+}
+
+// Runs of one context take turns, and those of many contexts do not see each other.
+func TestContextsAreApart(t *testing.T) {
+	d, sb := contextBench(t)
+	const contexts, runs = 6, 5
+	var all []api.Context
+	for i := range contexts {
+		c := newContext(d, sb.ID, api.CreateContext{})
+		runIn(d, c, fmt.Sprintf("me, n = %d, 0", i))
+		all = append(all, c)
+	}
+	var work sync.WaitGroup
+	for i, c := range all {
+		for range runs {
+			work.Go(func() {
+				res, err := d.API().RunCode(t.Context(), sb.ID, api.CodeRequest{Context: c.ID, Code: "n += 1\nprint(me, end='')"})
+				if err != nil || res.Logs.Stdout != fmt.Sprint(i) || res.Failure != nil {
+					t.Errorf("context %d: %+v, %v", i, res, err)
+				}
+			})
+		}
+	}
+	work.Wait()
+	for i, c := range all {
+		if got := summary(runIn(d, c, "me, n")); got != fmt.Sprintf(`"" "" [(%d, %d)]*`, i, runs) {
+			t.Error(got)
+		}
+	}
+}

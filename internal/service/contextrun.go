@@ -1,0 +1,493 @@
+package service
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/interpreter/resident"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// maxResults bounds the bytes of the results of a buffered answer.
+const maxResults = 32 << 20
+
+// Names of failures of a context itself.
+const (
+	contextDied      = "ContextDied"      // the process ended by itself
+	contextRestarted = "ContextRestarted" // the daemon has killed the process, and started another
+)
+
+var (
+	errDied = errors.New("the process of the context has ended")
+	errEmit = errors.New("the client takes no more")
+)
+
+// read passes the frames of the process to handle until that is done. It returns errDied at the
+// process's end, and the last of what the process wrote to stderr.
+func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (done bool, err error)) (said string, err error) {
+	c.mu.Lock()
+	x, from := c.x, c.place.At
+	c.mu.Unlock()
+	var (
+		dec  resident.Decoder
+		tail []byte
+		at   = from
+		buf  = make([]byte, 64<<10)
+	)
+	for {
+		ch, err := x.log.read(from, buf)
+		switch {
+		case errors.Is(err, os.ErrClosed):
+			return string(tail), c.missing()
+		case err != nil:
+			return string(tail), err
+		case ch.at > from:
+			return string(tail), fmt.Errorf("%w: output is lost", resident.ErrProtocol)
+		case ch.over:
+			return string(tail), errDied
+		}
+		from += int64(len(ch.data))
+		done := false
+		if ch.stream == "stdout" {
+			dec.Write(ch.data)
+			for !done {
+				f, ok, err := dec.Next()
+				if err != nil {
+					return string(tail), err
+				}
+				if !ok {
+					break
+				}
+				if done, err = handle(f); err != nil {
+					return string(tail), err
+				}
+			}
+		} else if tail = append(tail, ch.data...); len(tail) > maxFailure {
+			tail = tail[:copy(tail, tail[len(tail)-maxFailure:])]
+		}
+		// The place is the start of the frame that is not there as a whole.
+		if rest := dec.Rest(); rest <= len(ch.data) && (ch.stream == "stdout" || rest == 0) {
+			at = from - int64(rest)
+		}
+		c.advance(x, at)
+		if done {
+			return string(tail), nil
+		}
+		if ch.more == nil {
+			continue
+		}
+		select {
+		case <-ch.more:
+		case <-ctx.Done():
+			return string(tail), context.Cause(ctx)
+		}
+	}
+}
+
+// advance notes that all frames before an offset are read.
+func (c *codeContext) advance(x *Execution, at int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if at == c.place.At || c.x != x {
+		return
+	}
+	c.place.At = at
+	c.writePlace()
+	x.log.taken(c.hold, at) // after that: the next daemon needs what the place says
+}
+
+// begin notes that a run is under way. It needs mu.
+func (c *codeContext) begin(timeout time.Duration) *contextRun {
+	c.run = &contextRun{began: time.Now()}
+	if timeout > 0 {
+		c.bound(c.run, timeout)
+	}
+	return c.run
+}
+
+// bound interrupts a run after this time. It needs mu.
+func (c *codeContext) bound(run *contextRun, timeout time.Duration) {
+	run.timer = time.AfterFunc(timeout, func() {
+		c.mu.Lock()
+		run.timeout = c.run == run
+		c.mu.Unlock()
+		c.interrupt(run, "it did not end after its timeout and an interrupt")
+	})
+}
+
+// interrupt sends SIGINT for a run, once, and kills the process if that does not end it.
+func (c *codeContext) interrupt(run *contextRun, why string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.run != run || run.interrupted {
+		return
+	}
+	run.interrupted = true
+	c.place.Interrupts++
+	c.writePlace()
+	x := c.x
+	_ = x.Signal("SIGINT", false) // fails if init is lost, which ends the sandbox
+	run.grace = time.AfterFunc(interruptGrace, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.run == run && c.x == x {
+			run.killed = cmp.Or(run.killed, why)
+			_ = x.guest.Kill() // as above
+		}
+	})
+}
+
+// over makes sure that a run is not interrupted any more. It needs mu.
+func (c *codeContext) over(run *contextRun) {
+	for _, t := range []*time.Timer{run.timer, run.grace} {
+		if t != nil {
+			t.Stop()
+		}
+	}
+	c.run = nil
+}
+
+// finish notes the end of a run.
+func (c *codeContext) finish(run *contextRun) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.over(run)
+	c.place.Busy, c.place.Deadline, c.place.Used = false, 0, time.Now().UnixNano()
+	c.writePlace()
+	c.arm()
+}
+
+// drain reads to the end of a run whose client has left, and gives the turn back. The caller has
+// the turn.
+func (c *codeContext) drain(run *contextRun) {
+	defer c.release()
+	ctx := c.s.execs.ctx
+	r := resident.Reader{Run: c.number(), Skip: true}
+	said, err := c.read(ctx, func(f resident.Frame) (bool, error) {
+		m, err := r.Read(f)
+		return m != nil && m.Done != nil, err
+	})
+	if ctx.Err() != nil {
+		return // the next daemon goes on
+	}
+	if err != nil {
+		c.recover(ctx, run, err, said)
+	}
+	c.finish(run)
+}
+
+func (c *codeContext) number() uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.place.Run
+}
+
+// recover deals with the end of the process in a run, and returns what to tell of it. A process
+// that the daemon has killed is replaced at once; one that died is when it is needed.
+func (c *codeContext) recover(ctx context.Context, run *contextRun, err error, said string) *api.CodeFailure {
+	x := c.process()
+	died := errors.Is(err, errDied)
+	c.end(ctx)
+	c.mu.Lock()
+	c.over(run) // what is due for it is not for the next process
+	killed := run.killed
+	if !died {
+		killed = cmp.Or(killed, err.Error())
+	}
+	c.place.Told = true
+	c.writePlace()
+	deleted := c.deleted
+	c.mu.Unlock()
+	switch {
+	case deleted:
+		return &api.CodeFailure{Name: contextDied, Value: "the context has ended: " + cmp.Or(killed, "it was deleted")}
+	case killed == "":
+		return &api.CodeFailure{Name: contextDied, Value: "the context has lost its state, and is started anew by the next run: its process ended: " + endOf(x, said)}
+	}
+	text := "the context was restarted, without its state: " + killed
+	if err := c.restart(ctx); err != nil {
+		text = "the context has lost its state: " + killed
+		c.s.log.Warn("context is not restarted", "id", c.Sandbox, "context", c.ID, "error", err)
+	}
+	return &api.CodeFailure{Name: contextRestarted, Value: text}
+}
+
+// endOf says how a process has ended.
+func endOf(x *Execution, said string) string {
+	rec := x.Record()
+	text := "it is not known how"
+	switch {
+	case rec.Failure != nil:
+		text = rec.Failure.Message
+	case rec.Exit == nil:
+	case rec.Exit.OOM:
+		text = "killed for want of memory"
+	case rec.Exit.Signal != "":
+		text = "killed by " + rec.Exit.Signal
+	default:
+		text = fmt.Sprintf("exit code %d", rec.Exit.Code)
+	}
+	if said = strings.TrimSpace(strings.ToValidUTF8(said, "\uFFFD")); said != "" {
+		text += ": " + said
+	}
+	return text
+}
+
+func validateContextRun(req *api.CodeRequest) error {
+	switch {
+	case len(req.Code) > maxCode:
+		return class.Invalidf("code: %d bytes, more than %d", len(req.Code), maxCode)
+	case req.Language != "":
+		return class.Invalidf("language: the context has one")
+	case len(req.Args) > 0, len(req.Stdin) > 0, req.Cwd != "", req.User != "":
+		return class.Invalidf("args, stdin, cwd and user: of a program of its own, not of a run in a context")
+	case len(req.Libraries) > 0, req.LibraryDir != "":
+		return class.Invalidf("libraries: install them before the context needs them, with a run that has no context")
+	case req.OutputLimit < 0 || req.OutputLimit > maxOutputLimit:
+		return class.Invalidf("output_limit %d: must be between 0 and %d", req.OutputLimit, maxOutputLimit)
+	}
+	if err := validateEnv(req.Env); err != nil {
+		return err
+	}
+	_, err := seconds("timeout", req.Timeout)
+	return err
+}
+
+// runInContext runs code in a context and emits events as they happen. Runs of a context take turns.
+// If ctx ends or emit fails, the run is interrupted, and the context restarted if that does not end
+// it.
+func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest, emit func(api.CodeEvent) error) error {
+	if err := validateContextRun(req); err != nil {
+		return err
+	}
+	c, err := s.findContext(ctx, ref, req.Context)
+	if err != nil {
+		return err
+	}
+	if err := c.take(ctx); err != nil {
+		return err
+	}
+	handed := false
+	defer func() {
+		if !handed {
+			c.release()
+		}
+	}()
+	lease, err := s.begin(c.Sandbox)
+	if err != nil {
+		return err
+	}
+	defer lease.End()
+	ctx, cancel := withGone(ctx, lease)
+	defer cancel()
+	handed, err = c.answer(ctx, req, emit)
+	if err != nil && errors.Is(context.Cause(ctx), errEnded) {
+		return s.ended(lease)
+	}
+	return err
+}
+
+// answer is runInContext for a caller that has the turn. With handed another goroutine gives the
+// turn back.
+func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit func(api.CodeEvent) error) (handed bool, err error) {
+	if x := c.process(); x.ended() {
+		c.mu.Lock()
+		told := c.place.Told
+		c.mu.Unlock()
+		why := endOf(x, "")
+		if err := c.restart(ctx); err != nil {
+			return false, err
+		}
+		if !told {
+			return false, c.tellDeath(why, emit)
+		}
+	}
+	timeout, err := seconds("timeout", req.Timeout)
+	if err != nil {
+		return false, err
+	}
+	env := make(map[string]string, len(req.Env))
+	for _, kv := range req.Env {
+		name, value, _ := strings.Cut(kv, "=")
+		env[name] = value
+	}
+	c.mu.Lock()
+	run := c.begin(timeout)
+	c.place.Run++
+	c.place.Count++
+	c.place.Busy = true
+	if timeout > 0 {
+		c.place.Deadline = run.began.Add(timeout).UnixNano()
+	}
+	c.writePlace()
+	request := resident.Request{Run: c.place.Run, Code: req.Code, Env: env, Interrupts: int(c.place.Interrupts)}
+	count := int(c.place.Count)
+	x := c.x
+	c.mu.Unlock()
+
+	out := &runEvents{emit: emit, count: count, reader: resident.Reader{Run: request.Run}}
+	out.timedOut = func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return run.timeout
+	}
+	var said string
+	line, err := request.Encode()
+	if err == nil {
+		err = out.send(api.CodeEvent{Type: api.CodeStarted, ExecutionCount: count})
+	}
+	if err == nil {
+		err = x.Input(ctx, bytes.NewReader(line), false)
+		if errors.Is(err, runtime.ErrState) {
+			err = nil // the process has ended, as reading shows
+		}
+		if err == nil {
+			said, err = c.read(ctx, out.take)
+		}
+	}
+	var failure *api.CodeFailure
+	switch {
+	case err == nil:
+	case errors.Is(err, errDied), errors.Is(err, resident.ErrProtocol):
+		failure = c.recover(context.WithoutCancel(ctx), run, err, said)
+	case errors.Is(err, class.ErrNoContext):
+		c.finish(run)
+		return false, err
+	default: // the client has left
+		return c.leave(run), err
+	}
+	usage := api.Usage{WallMS: float64(time.Since(run.began).Microseconds()) / 1000}
+	c.finish(run)
+	return false, out.end(failure, usage, out.timedOut())
+}
+
+// leave lets the run of a client that has left end in another goroutine. It reports whether that
+// gives the turn back.
+func (c *codeContext) leave(run *contextRun) bool {
+	handed := c.s.execs.spawn(func() {
+		// A lease: a sandbox in which code runs is used.
+		if lease, err := c.s.supervisor.Rejoin(c.Sandbox); err == nil {
+			defer lease.End()
+		}
+		c.interrupt(run, "it did not end after its client had left and an interrupt")
+		c.drain(run)
+	})
+	if !handed {
+		c.interrupt(run, "") // the daemon stops, and the next one waits for the end
+	}
+	return handed
+}
+
+// tellDeath answers a run that found the process of its context dead. The code does not run: it
+// would not find what it expects.
+func (c *codeContext) tellDeath(why string, emit func(api.CodeEvent) error) error {
+	out := &runEvents{emit: emit}
+	if err := out.send(api.CodeEvent{Type: api.CodeStarted}); err != nil {
+		return err
+	}
+	return out.end(&api.CodeFailure{
+		Name:  contextDied,
+		Value: "the context has lost its state, and was started anew; this code did not run: its process had ended: " + why,
+	}, api.Usage{}, false)
+}
+
+// runEvents makes events of the messages of a run.
+type runEvents struct {
+	emit   func(api.CodeEvent) error
+	reader resident.Reader
+	count  int
+	held   [2][]byte // beginnings of characters, of stdout and stderr
+	failed bool
+	done   resident.Done
+
+	timedOut func() bool
+}
+
+func (o *runEvents) send(e api.CodeEvent) error {
+	e.Time = time.Now().UTC()
+	if err := o.emit(e); err != nil {
+		return fmt.Errorf("%w: %w", errEmit, err)
+	}
+	return nil
+}
+
+// take is a handler of frames.
+func (o *runEvents) take(f resident.Frame) (done bool, err error) {
+	m, err := o.reader.Read(f)
+	switch {
+	case err != nil || m == nil:
+		return false, err
+	case m.Stdout != nil:
+		return false, o.output(0, m.Stdout)
+	case m.Stderr != nil:
+		return false, o.output(1, m.Stderr)
+	case m.Result != nil:
+		return false, o.send(api.CodeEvent{Type: api.CodeValued, Result: m.Result})
+	case m.Failure != nil:
+		o.failed = true
+		if m.Failure.Name == "KeyboardInterrupt" && m.Failure.Value == "" && o.timedOut() {
+			m.Failure.Value = "the run's timeout has ended"
+		}
+		return false, o.send(api.CodeEvent{Type: api.CodeFailed, Failure: m.Failure})
+	}
+	o.done = *m.Done
+	return true, nil
+}
+
+func (o *runEvents) output(stream int, p []byte) error {
+	if h := o.held[stream]; len(h) > 0 {
+		p = append(h, p...)
+	}
+	whole := len(p) - splitTail(p)
+	o.held[stream] = bytes.Clone(p[whole:])
+	return o.text(stream, p[:whole])
+}
+
+func (o *runEvents) text(stream int, p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	as := outputEvent("", p)
+	return o.send(api.CodeEvent{Type: [...]api.CodeEventType{api.CodeStdout, api.CodeStderr}[stream], Text: as.Text, Data: as.Data})
+}
+
+// end emits the last events.
+func (o *runEvents) end(failure *api.CodeFailure, usage api.Usage, timeout bool) error {
+	for stream, h := range o.held {
+		if err := o.text(stream, h); err != nil { // no more of it will come
+			return err
+		}
+	}
+	if failure != nil {
+		o.failed = true
+		if err := o.send(api.CodeEvent{Type: api.CodeFailed, Failure: failure}); err != nil {
+			return err
+		}
+	}
+	exit := api.Exit{Timeout: timeout}
+	if o.failed || !o.done.OK {
+		exit.Code = 1
+	}
+	usage.CPUMS, usage.MemoryPeak = o.done.CPUMS, o.done.MemoryPeak
+	return o.send(api.CodeEvent{Type: api.CodeEnded, ExecutionCount: o.count, Exit: &exit, Usage: &usage})
+}
+
+// sizeOfValue returns about how many bytes a value has.
+func sizeOfValue(v *api.CodeValue) int {
+	n := 1<<10 + len(v.Text) + len(v.HTML) + len(v.Markdown) + len(v.SVG) + len(v.PNG) + len(v.JPEG) + len(v.PDF) + len(v.LaTeX) + len(v.JavaScript)
+	for _, form := range []any{v.JSON, v.Data, v.Chart, v.Extra} {
+		if text, ok := form.(json.RawMessage); ok { // as the reader of frames leaves it
+			n += len(text)
+		}
+	}
+	return n
+}
