@@ -360,6 +360,50 @@ export interface ConnectNetwork {
   aliases?: string[]
 }
 
+/** Context is a process of an interpreter that keeps variables between runs of code. */
+export interface Context {
+  id: string
+  /** its id */
+  sandbox: string
+  language: string
+  cwd: string
+  state: ContextState
+  /** (RFC 3339) */
+  created_at: string
+  /** (RFC 3339) */
+  used_at: string
+  execution_count: number
+  /** ID of the exec that its process is */
+  exec?: string
+}
+
+/** ContextList is the answer to GET /v1/sandboxes/{id}/contexts, oldest first. */
+export interface ContextList {
+  contexts: Context[]
+}
+
+/** ContextState is the phase of a context's life. */
+export type ContextState = "idle" | "busy" | "dead"
+
+/** CreateContext is the body of POST /v1/sandboxes/{id}/contexts. */
+export interface CreateContext {
+  /** default "python" */
+  language?: string
+  /** absolute; default: the sandbox's */
+  cwd?: string
+  /** as in CreateSandbox */
+  user?: string
+  /** added to the sandbox's */
+  env?: string[]
+  /** Memory is the size in bytes of the context's address space; 0 means only the sandbox's limit. */
+  memory?: number
+  /**
+   * IdleTimeout is the time in seconds without a run after which the context is deleted; 0 means
+   * the sandbox's end.
+   */
+  idle_timeout?: number
+}
+
 /** CreateNetwork is the body of POST /v1/networks. */
 export interface CreateNetwork {
   /** see NamedNetwork */

@@ -31,6 +31,16 @@ export class ByteReader {
     this.length += chunk.length
   }
 
+  /**
+   * drain reads to the end of the stream, which is near. A connection serves the next request, and
+   * lets this process end, only then.
+   */
+  async drain(): Promise<void> {
+    try {
+      while (!(await this.source.next()).done);
+    } catch { /* all that matters was read */ }
+  }
+
   /** take returns the next n bytes, or undefined if the stream ends before the first of them. */
   async take(n: number): Promise<Uint8Array | undefined> {
     while (this.length < n) {

@@ -367,7 +367,7 @@ export class Commands {
             if (event.error) throw problemError(event.error)
             if (!event.exit) break
             await streams.end()
-            answer.resume() // its end; the connection can serve the next request
+            void reader.drain()
             return outcome(new CommandResult(event.exit, event.usage, streams), timeoutMs)
           }
           default:

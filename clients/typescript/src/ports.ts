@@ -15,10 +15,15 @@ export interface PortRequest extends RequestOpts {
 
 /** PortForward is a port of this host that leads to one of a sandbox. */
 export class PortForward {
+  readonly host: string
+  readonly port: number
   private readonly open = new Set<Duplex>()
 
   /** @internal */
   constructor(private readonly server: net.Server, dial: () => Promise<Duplex>) {
+    const { address, port } = server.address() as net.AddressInfo
+    this.host = address
+    this.port = port
     server.on('connection', (outside) => {
       this.join(outside, dial).catch(() => { outside.destroy() })
     })
@@ -42,8 +47,6 @@ export class PortForward {
     conn.once('close', () => this.open.delete(conn))
   }
 
-  get host(): string { return (this.server.address() as net.AddressInfo).address }
-  get port(): number { return (this.server.address() as net.AddressInfo).port }
   /** URL of an HTTP server behind the port. */
   get url(): string { return `http://${this.host.includes(':') ? `[${this.host}]` : this.host}:${this.port}` }
 
@@ -109,9 +112,8 @@ export class Ports {
   async forward(port: number, opts: { localPort?: number; localHost?: string } = {}): Promise<PortForward> {
     this.path(port)
     const server = net.createServer({ allowHalfOpen: true })
-    const forward = new PortForward(server, () => this.connect(port))
     server.listen(opts.localPort ?? 0, opts.localHost ?? '127.0.0.1')
     await once(server, 'listening')
-    return forward
+    return new PortForward(server, () => this.connect(port))
   }
 }
