@@ -71,9 +71,18 @@ $(BIN)/sandboxd $(BIN)/sandboxd-agent $(BIN)/sandboxd-init:
 $(BIN)/sandboxd-launcher:
 	CGO_ENABLED=1 $(GOBUILD) -tags '$(TAGS)' -ldflags '$(LDFLAGS) -linkmode external -extldflags "-static"' -o $@ ./cmd/sandboxd-launcher
 
+.PHONY: clients
+clients: client-typescript ## Build the packages of the clients into build/clients
+
+# The compiler comes from npm, as npm is configured here.
+.PHONY: client-typescript
+client-typescript:
+	cd clients/typescript && npm ci --ignore-scripts --no-audit --no-fund && npm run build && \
+		mkdir -p ../../build/clients && npm pack --ignore-scripts --pack-destination ../../build/clients
+
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf $(BIN) build
+	rm -rf $(BIN) build clients/typescript/dist clients/typescript/node_modules
 
 ##@ Check
 

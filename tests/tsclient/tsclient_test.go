@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -239,9 +238,8 @@ func TestTypes(t *testing.T) {
 	if out, err := node(t, dir, "node_modules/typescript/bin/tsc").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	args := []string{"node_modules/typescript/bin/tsc", "--noEmit", "--ignoreConfig", "--strict", "--skipLibCheck", "false",
-		"--module", "nodenext", "--target", "es2022", "--lib", "es2023,esnext.disposable", "--types", "node"}
-	args = slices.DeleteFunc(args, func(s string) bool { return s == "--ignoreConfig" }) // since 6.0
+	args := []string{"node_modules/typescript/bin/tsc", "--noEmit", "--strict", "--module", "nodenext", "--target", "es2022",
+		"--lib", "es2023,esnext.disposable", "--types", "node"}
 	if out, err := node(t, dir, append(args, write(t, dir)...)...).CombinedOutput(); err != nil {
 		t.Errorf("programs of the documents: %v\n%s", err, out)
 	}
@@ -268,6 +266,7 @@ func documents(t *testing.T) []string {
 
 // The programs of the documents run, and print what is shown.
 func TestGuide(t *testing.T) {
+	testenv.SameForAll(t)
 	d := daemon(t)
 	dir := compiled(t)
 	args := append([]string{"node_modules/typescript/bin/tsc", "--noCheck", "--module", "nodenext", "--target", "es2022"}, write(t, dir)...)

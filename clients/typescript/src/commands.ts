@@ -8,7 +8,7 @@ import { WebSocket } from './websocket.js'
 const foregroundTimeoutMs = 60_000
 
 /** Callback takes a piece of output. The next one waits for its promise. */
-type Callback<T> = (data: T) => void | Promise<void>
+type Callback<T> = (data: T) => unknown
 
 /** CommandOpts are options of a command. */
 export interface CommandOpts extends RequestOpts {

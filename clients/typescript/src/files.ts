@@ -249,8 +249,8 @@ export class Files {
    * reported. onExit is called when the watch ends, with the reason unless it was stopped.
    */
   async watchDir(
-    path: FilePath, onEvent: (event: FilesystemEvent) => void | Promise<void>,
-    opts: RequestOpts & { recursive?: boolean; onExit?: (err?: Error) => void | Promise<void> } = {},
+    path: FilePath, onEvent: (event: FilesystemEvent) => unknown,
+    opts: RequestOpts & { recursive?: boolean; onExit?: (err?: Error) => unknown } = {},
   ): Promise<WatchHandle> {
     const full = this.absolute(path)
     const stop = new AbortController()
