@@ -26,7 +26,7 @@ BUILD_DEPS := gcc libc6-dev libseccomp-dev pkg-config uidmap
 DEMO_DEPS  := python3 procps
 TEST_DEPS  := docker-registry runc busybox-static git sudo skopeo umoci podman python3-pip strace chromium-headless-shell xfsprogs \
 	ruby perl nodejs $(if $(shell command -v npm),,npm) python3-numpy default-jdk-headless gdb make curl wget openssl \
-	python3-requests python3-httpx python3-h2 python3-aiohttp python3-grpcio
+	r-base-core esbuild python3-requests python3-httpx python3-h2 python3-aiohttp python3-grpcio
 # What only the benchmark of sandboxes needs: more peers.
 SANDBOX_BENCH_DEPS := bubblewrap crun
 # What only the benchmark of images needs: a maker of root file systems.

@@ -299,63 +299,6 @@ var Operations = []Operation{
 		},
 	},
 	{
-		ID: "code", Method: "POST", Path: "/v1/sandboxes/{id}/code", Tag: "Code", Summary: "Run source code",
-		Detail: "The source is put into a private directory of the sandbox and run by the language's interpreter or compiler there; what was put there is removed afterwards. " +
-			"`Accept` selects the answer, as of an exec: one JSON document, or with `application/x-ndjson` one line an event.\n\n" +
-			"An exception or a failed compilation is a result, with `error` where its text is clear. " +
-			"A language that the sandbox does not have is `language_not_found`; a library that cannot be installed is `install_failed`, with the package manager's output. " +
-			"When the timeout ends or the client leaves, everything that the run started is killed.\n\n" +
-			"Code has at most 1 MiB, and there are at most 64 libraries. Names of libraries are checked by the rules of their ecosystem, and reach the package manager as arguments. " +
-			"With `library_dir` they come from a directory of the sandbox and from nowhere else.",
-		Body: jsonBody(api.CodeRequest{Code: "print(6 * 7)", Language: "python", Timeout: 10}),
-		Answers: []Answer{
-			ok(api.CodeResult{Results: []api.CodeValue{}, Logs: api.CodeLogs{Stdout: "42\n"}, Usage: usage}),
-			lines(
-				api.CodeEvent{Type: api.CodeStarted, Time: at}, api.CodeEvent{Type: api.CodeStdout, Time: at, Text: "42\n"},
-				api.CodeEvent{Type: api.CodeEnded, Time: at, Exit: &api.Exit{}, Usage: &usage},
-			),
-		},
-	},
-	{
-		ID: "createContext", Method: "POST", Path: "/v1/sandboxes/{id}/contexts", Tag: "Code", Summary: "Create a context",
-		Detail: "Starts an interpreter that keeps variables between runs of code, and answers when it is ready. Code runs in it with `context` in [Run source code](#code). " +
-			"A sandbox has at most 24 contexts, which are detached execs. They go on while the daemon restarts.\n\n" +
-			"Memory is at least 64 MiB. A context that waits does not keep its sandbox from being idle.",
-		Body:    jsonBody(api.CreateContext{Language: "python"}),
-		Answers: []Answer{{Status: 201, Type: api.TypeJSON, Value: variables}},
-	},
-	{
-		ID: "listContexts", Method: "GET", Path: "/v1/sandboxes/{id}/contexts", Tag: "Code", Summary: "List contexts",
-		Answers: []Answer{ok(api.ContextList{Contexts: []api.Context{variables}})},
-	},
-	{
-		ID: "context", Method: "GET", Path: "/v1/sandboxes/{id}/contexts/{context}", Tag: "Code", Summary: "Get a context",
-		Answers: []Answer{ok(variables)},
-	},
-	{
-		ID: "interruptContext", Method: "POST", Path: "/v1/sandboxes/{id}/contexts/{context}/interrupt", Tag: "Code", Summary: "Interrupt the run of a context",
-		Detail: "Sends SIGINT to the context's process group. A run that does not end within 5 s is killed, and the context restarted; the run's `error` is then `ContextRestarted`. " +
-			"Without a run nothing happens. The answer does not wait for the end.",
-		Answers: []Answer{ok(variables)},
-	},
-	{
-		ID: "restartContext", Method: "POST", Path: "/v1/sandboxes/{id}/contexts/{context}/restart", Tag: "Code", Summary: "Restart a context",
-		Detail:  "Kills the context's processes and starts its interpreter anew, without variables. A run under way ends with the `error` `ContextRestarted`.",
-		Answers: []Answer{ok(variables)},
-	},
-	{
-		ID: "deleteContext", Method: "DELETE", Path: "/v1/sandboxes/{id}/contexts/{context}", Tag: "Code", Summary: "Delete a context",
-		Detail:  "Kills the context's processes. A run under way fails.",
-		Answers: []Answer{{Status: 204}},
-	},
-	{
-		ID: "languages", Method: "GET", Path: "/v1/languages", Tag: "Code", Summary: "List the languages of code runs",
-		Detail: "Whether a sandbox has a language depends on its image; `image` names the directory of the project's `images/` whose Dockerfile has it.",
-		Answers: []Answer{ok(api.LanguageList{Languages: []api.Language{
-			{Name: "python", Aliases: []string{"python3", "py"}, FileName: "main.py", Libraries: "pip", Image: "python"},
-		}})},
-	},
-	{
 		ID: "execPipes", Method: "POST", Path: "/v1/sandboxes/{id}/exec/pipes", Tag: "Execs", Summary: "Run a program and get the ends of its pipes",
 		Detail: "With `Connection: Upgrade` and `Upgrade: sandboxd-pipes` the answer is 101 and [frames](frames.md#pipes); descriptors come with the first. " +
 			"Output goes from the program to the client, and not through the daemon. " +
@@ -428,6 +371,63 @@ var Operations = []Operation{
 		},
 	},
 
+	{
+		ID: "code", Method: "POST", Path: "/v1/sandboxes/{id}/code", Tag: "Code runs", Summary: "Run source code",
+		Detail: "The source is put into a private directory of the sandbox and run by the language's interpreter or compiler there; what was put there is removed afterwards. " +
+			"`Accept` selects the answer, as of an exec: one JSON document, or with `application/x-ndjson` one line an event.\n\n" +
+			"An exception or a failed compilation is a result, with `error` where its text is clear. " +
+			"A language that the sandbox does not have is `language_not_found`; a library that cannot be installed is `install_failed`, with the package manager's output. " +
+			"When the timeout ends or the client leaves, everything that the run started is killed.\n\n" +
+			"Code has at most 1 MiB, and there are at most 64 libraries. Names of libraries are checked by the rules of their ecosystem, and reach the package manager as arguments. " +
+			"With `library_dir` they come from a directory of the sandbox and from nowhere else.",
+		Body: jsonBody(api.CodeRequest{Code: "print(6 * 7)", Language: "python", Timeout: 10}),
+		Answers: []Answer{
+			ok(api.CodeResult{Results: []api.CodeValue{}, Logs: api.CodeLogs{Stdout: "42\n"}, Usage: usage}),
+			lines(
+				api.CodeEvent{Type: api.CodeStarted, Time: at}, api.CodeEvent{Type: api.CodeStdout, Time: at, Text: "42\n"},
+				api.CodeEvent{Type: api.CodeEnded, Time: at, Exit: &api.Exit{}, Usage: &usage},
+			),
+		},
+	},
+	{
+		ID: "createContext", Method: "POST", Path: "/v1/sandboxes/{id}/contexts", Tag: "Code runs", Summary: "Create a context",
+		Detail: "Starts an interpreter that keeps variables between runs of code, and answers when it is ready. Code runs in it with `context` in [Run source code](#code). " +
+			"A sandbox has at most 24 contexts, which are detached execs. They go on while the daemon restarts.\n\n" +
+			"Memory is at least 64 MiB. A context that waits does not keep its sandbox from being idle.",
+		Body:    jsonBody(api.CreateContext{Language: "python"}),
+		Answers: []Answer{{Status: 201, Type: api.TypeJSON, Value: variables}},
+	},
+	{
+		ID: "listContexts", Method: "GET", Path: "/v1/sandboxes/{id}/contexts", Tag: "Code runs", Summary: "List contexts",
+		Answers: []Answer{ok(api.ContextList{Contexts: []api.Context{variables}})},
+	},
+	{
+		ID: "context", Method: "GET", Path: "/v1/sandboxes/{id}/contexts/{context}", Tag: "Code runs", Summary: "Get a context",
+		Answers: []Answer{ok(variables)},
+	},
+	{
+		ID: "interruptContext", Method: "POST", Path: "/v1/sandboxes/{id}/contexts/{context}/interrupt", Tag: "Code runs", Summary: "Interrupt the run of a context",
+		Detail: "Sends SIGINT to the context's process group. A run that does not end within 5 s is killed, and the context restarted; the run's `error` is then `ContextRestarted`. " +
+			"Without a run nothing happens. The answer does not wait for the end.",
+		Answers: []Answer{ok(variables)},
+	},
+	{
+		ID: "restartContext", Method: "POST", Path: "/v1/sandboxes/{id}/contexts/{context}/restart", Tag: "Code runs", Summary: "Restart a context",
+		Detail:  "Kills the context's processes and starts its interpreter anew, without variables. A run under way ends with the `error` `ContextRestarted`.",
+		Answers: []Answer{ok(variables)},
+	},
+	{
+		ID: "deleteContext", Method: "DELETE", Path: "/v1/sandboxes/{id}/contexts/{context}", Tag: "Code runs", Summary: "Delete a context",
+		Detail:  "Kills the context's processes. A run under way fails.",
+		Answers: []Answer{{Status: 204}},
+	},
+	{
+		ID: "languages", Method: "GET", Path: "/v1/languages", Tag: "Code runs", Summary: "List the languages of code runs",
+		Detail: "Whether a sandbox has a language depends on its image; `image` names the directory of the project's `images/` whose Dockerfile has it.",
+		Answers: []Answer{ok(api.LanguageList{Languages: []api.Language{
+			{Name: "python", Aliases: []string{"python3", "py"}, FileName: "main.py", Libraries: "pip", Image: "python"},
+		}})},
+	},
 	{
 		ID: "readFile", Method: "GET", Path: "/v1/sandboxes/{id}/files", Tag: "Files", Summary: "Read a file",
 		Detail:  "Of a sandbox that runs or has ended. Regular files only; nothing waits for a FIFO or a device. Knows HEAD, `Range` and `If-Range`. `X-File-Mode` is the mode, in octal.",

@@ -29,6 +29,7 @@ type codeOptions struct {
 
 	image       string
 	in          string
+	context     string
 	lang        string
 	code        string
 	libraries   []string
@@ -52,7 +53,8 @@ compiler that the sandbox's image has. Output and exit code are the program's.
 
 The language is that of --lang or of the file's extension, else python; --list
 shows all. The sandbox is a new one, deleted afterwards whatever happens, or with
---in a running one, which stays. The source lies in a private directory while it
+--in a running one, which stays. With --context it runs in an interpreter whose
+variables stay, and values that it displays are printed. The source lies in a private directory while it
 runs; line numbers are its own.
 
 --library installs libraries first, by the language's package manager: from the
@@ -98,6 +100,7 @@ func (o *codeOptions) addFlags(f *pflag.FlagSet) {
 	}
 	f.StringVar(&o.image, "image", "", "`image` of the new sandbox (default \"host\")")
 	f.StringVar(&o.in, "in", "", "run in this `sandbox`, by its id or name, instead of a new one")
+	f.StringVar(&o.context, "context", "", "run in this `context` of the sandbox that --in names, whose variables stay")
 	f.StringVar(&o.lang, "lang", "", "`language` (default: by the file's extension, else python)")
 	f.StringVar(&o.code, "code", "", "source `text`; all arguments are then the program's")
 	f.StringArrayVar(&o.libraries, "library", nil, "install a `library` before, such as requests or 'six>=1.16'; repeatable")
@@ -110,7 +113,7 @@ func (o *codeOptions) addFlags(f *pflag.FlagSet) {
 
 // runFlags are the flags that are not about a new sandbox.
 var runFlags = []string{
-	"in", "lang", "code", "library", "library-dir", "interactive", "timeout", "json", "list", "env", "env-file", "cwd", "user", "socket",
+	"in", "context", "lang", "code", "library", "library-dir", "interactive", "timeout", "json", "list", "env", "env-file", "cwd", "user", "socket",
 }
 
 func (o *codeOptions) parse(args []string, f *pflag.FlagSet) error {
@@ -132,6 +135,9 @@ func (o *codeOptions) parse(args []string, f *pflag.FlagSet) error {
 	if o.file == "-" && o.interactive {
 		return cmdline.Usagef("-: stdin has the source, so it cannot be the program's; give the source as a file or with --code")
 	}
+	if o.context != "" {
+		return o.checkContext(f)
+	}
 	if o.in == "" {
 		return nil
 	}
@@ -144,10 +150,30 @@ func (o *codeOptions) parse(args []string, f *pflag.FlagSet) error {
 	return err
 }
 
+// contextFlags are the flags of a run in a context.
+var contextFlags = []string{"in", "context", "code", "timeout", "json", "env", "env-file", "socket"}
+
+func (o *codeOptions) checkContext(f *pflag.FlagSet) (err error) {
+	f.Visit(func(flag *pflag.Flag) {
+		if !slices.Contains(contextFlags, flag.Name) && err == nil {
+			err = cmdline.Usagef("--%s: a context has been created, with its language, directory and user", flag.Name)
+		}
+	})
+	switch {
+	case err != nil:
+		return err
+	case o.in == "":
+		return cmdline.Usagef("--context names a context of the sandbox that --in names")
+	case len(o.args) > 0:
+		return cmdline.Usagef("code in a context has no arguments")
+	}
+	return nil
+}
+
 // codeRequest reads the source, and stdin if it is the program's.
 func (o *codeOptions) codeRequest(stdin *os.File) (api.CodeRequest, error) {
 	req := api.CodeRequest{
-		Code: o.code, Language: o.lang, Args: o.args, Libraries: o.libraries, LibraryDir: o.libraryDir, Timeout: float64(o.timeout),
+		Code: o.code, Context: o.context, Language: o.lang, Args: o.args, Libraries: o.libraries, LibraryDir: o.libraryDir, Timeout: float64(o.timeout),
 	}
 	if o.in != "" {
 		env, err := o.resolve(os.LookupEnv)
@@ -171,7 +197,7 @@ func (o *codeOptions) codeRequest(stdin *os.File) (api.CodeRequest, error) {
 			return req, err
 		}
 		req.Code = string(source)
-		if lang := interpreter.OfFile(o.file); lang != nil && o.lang == "" {
+		if lang := interpreter.OfFile(o.file); lang != nil && o.lang == "" && o.context == "" {
 			req.Language = lang.Name
 		}
 	}
@@ -258,8 +284,16 @@ func showCode(ctx context.Context, c *client.Client, id string, opts codeOptions
 			to = stdout
 		case api.CodeStderr:
 			to = stderr
-		case api.CodeStarted, api.CodeValued, api.CodeFailed, api.CodeEnded:
-			return nil // the failure's text is part of stderr
+		case api.CodeValued:
+			return showValue(stdout, e.Result)
+		case api.CodeFailed:
+			if code.Context == "" {
+				return nil // its text is part of stderr
+			}
+			_, err := fmt.Fprintln(stderr, cmp.Or(e.Failure.Traceback, e.Failure.Name+": "+e.Failure.Value))
+			return err
+		case api.CodeStarted, api.CodeEnded:
+			return nil
 		}
 		if to == nil {
 			return nil // of a later daemon
@@ -275,6 +309,16 @@ func showCode(ctx context.Context, c *client.Client, id string, opts codeOptions
 		return err
 	}
 	return ending(*end.Exit, t, d.Stderr)
+}
+
+// showValue writes the text of a displayed value.
+func showValue(w io.Writer, v *api.CodeValue) error {
+	text := v.Text
+	if text == "" {
+		text = "[a value without text; --json shows its other forms]"
+	}
+	_, err := fmt.Fprintln(w, text)
+	return err
 }
 
 func listLanguages(opts codeOptions, d deps) error {

@@ -203,7 +203,6 @@ var foreignCommands = map[string]string{
 	"compose":   "Compose files are not read; Compose works over the socket of sandboxd serve --docker (sandboxd docs docker)",
 	"builder":   "sandboxd build builds; sandboxd images prune removes what its cache keeps",
 	"buildx":    "sandboxd build builds, for this host's platform",
-	"context":   "the daemon is chosen by --socket or $SANDBOXD_SOCKET",
 	"manifest":  "images of several platforms are not made here",
 	"plugin":    "there are no plugins",
 	"swarm":     "there are no clusters",

@@ -65,7 +65,7 @@ it where none is running.
   sandboxd doctor                                  what this host can enforce`,
 	})
 	for _, newCommand := range []func(deps) *cobra.Command{
-		newRun, newCode, newCreate, newExec, newPs, newStop, newStart, newPause, newResume, newUpdate, newStats, newSystem, newRename, newInspect, newDiff, newChanges, newApply, newCommit, newRm, newPruneEnded, newCp, newFiles,
+		newRun, newCode, newContext, newCreate, newExec, newPs, newStop, newStart, newPause, newResume, newUpdate, newStats, newSystem, newRename, newInspect, newDiff, newChanges, newApply, newCommit, newRm, newPruneEnded, newCp, newFiles,
 		newSnapshot, newSnapshots, newFork, newRollback,
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
 		newAttach, newExecs, newKill, newTop, newLogs, newEvents, newFlows, newPort, newOpen, newNetwork, newVolume, newSecret, newWait,

@@ -356,8 +356,13 @@ func (r *codeRun) run(ctx context.Context, rec *runtime.Record) (end api.CodeEve
 			}
 		}
 	}
-	return end, class.Mark(class.ErrNoLanguage, fmt.Errorf("sandbox %s of image %s has no %s: it needs %s; the image that images/%s/Dockerfile makes has it",
-		rec.Name, cmp.Or(rec.Image, api.HostImage), r.lang.Name, strings.Join(names, " or "), r.lang.Image))
+	return end, noLanguage(rec, r.lang, names)
+}
+
+// noLanguage is the error for a sandbox that has none of the programs of a language.
+func noLanguage(rec *runtime.Record, lang *interpreter.Language, programs []string) error {
+	return class.Mark(class.ErrNoLanguage, fmt.Errorf("sandbox %s of image %s has no %s: it needs %s; the image that images/%s/Dockerfile makes has it",
+		rec.Name, cmp.Or(rec.Image, api.HostImage), lang.Name, strings.Join(programs, " or "), lang.Image))
 }
 
 var errNoToolchain = errors.New("the sandbox does not have the toolchain")

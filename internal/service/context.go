@@ -15,6 +15,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/interpreter"
 	"github.com/sandboxd/sandboxd/interpreter/resident"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -299,6 +300,9 @@ func (c *codeContext) start(ctx context.Context, rec *runtime.Record) error {
 		req.Rlimits = map[string]uint64{"as": uint64(c.Request.Memory)}
 	}
 	if _, err := c.s.detach(ctx, rec, req, detached{context: c}); err != nil {
+		if errors.Is(class.Marked(err), class.ErrProgramMissing) {
+			return noLanguage(rec, interpreter.Find(k.Language), k.Argv[:1])
+		}
 		return fmt.Errorf("start %s: %w", k.Language, err)
 	}
 	if old != nil {

@@ -178,9 +178,12 @@ class Kernel:
         if not data:
             return
         if self.child:
-            fd = 1 if kind == b"o" else 2
-            while data:
-                data = data[os.write(fd, data):]
+            if self.held and self.held_kind != kind:
+                self.pass_on()
+            self.held_kind = kind
+            self.held += data
+            if data[-1] == 10 or len(self.held) >= HELD:
+                self.pass_on()
             return
         with self.lock:
             self.depth += 1
@@ -243,8 +246,17 @@ class Kernel:
                 self.hold(kind, data)
                 self.send()
 
+    def pass_on(self):
+        """Writes the output of a fork to its descriptors, by lines."""
+        data, self.held = bytes(self.held), bytearray()
+        fd = 1 if self.held_kind == b"o" else 2
+        while data:
+            data = data[os.write(fd, data):]
+
     def flush(self):
-        if not self.child:
+        if self.child:
+            self.pass_on()
+        else:
             with self.lock:
                 self.depth += 1
                 try:

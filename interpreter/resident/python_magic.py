@@ -21,6 +21,7 @@ def start():
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
     config = Config()
+    config.InteractiveShell.colors = "NoColor"
     config.HistoryManager.enabled = False  # no file of the user's home
     shell = InteractiveShell.instance(config=config, user_module=kernel.main, user_ns=kernel.ns)  # noqa: F821
     display = kernel.part("display")  # noqa: F821

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-//go:embed python.py python_display.py python_magic.py
+//go:embed python.py python_charts.py python_display.py python_magic.py
 var sources embed.FS
 
 // A Kernel is the program of a context.
@@ -29,7 +29,7 @@ type language struct {
 var languages = []language{
 	{
 		name: "python", aliases: []string{"python3", "py"}, main: "python.py",
-		parts: map[string]string{"display": "python_display.py", "magic": "python_magic.py"},
+		parts: map[string]string{"display": "python_display.py", "magic": "python_magic.py", "charts": "python_charts.py"},
 		argv: func(size int) []string {
 			return []string{"python3", "-c", fmt.Sprintf(`import os
 b = b""

@@ -37,7 +37,7 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 	execs := "/v1/sandboxes/" + s.ID + "/execs/" + detached.ID
 	before := d.Snapshot(t)
 
-	sandboxes, exec, code := "/v1/sandboxes", "/v1/sandboxes/"+s.ID+"/exec", "/v1/sandboxes/"+s.ID+"/code"
+	sandboxes, exec, code, contexts := "/v1/sandboxes", "/v1/sandboxes/"+s.ID+"/exec", "/v1/sandboxes/"+s.ID+"/code", "/v1/sandboxes/"+s.ID+"/contexts"
 	huge := []byte(`{"image":"` + strings.Repeat("a", 33<<20) + `"}`)
 	for _, test := range []struct {
 		name         string
@@ -212,6 +212,26 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 		{"code of an unknown user", "POST", code, api.CodeRequest{Code: "1", User: "nobody-here"}, api.CodeInvalid, "nobody-here"},
 		{"code with an unknown field", "POST", code, []byte(`{"code":"1","lang":"python"}`), api.CodeInvalid, "lang"},
 		{"code in a sandbox that is not there", "POST", "/v1/sandboxes/nonesuch/code", api.CodeRequest{Code: "1"}, api.CodeNotFound, "nonesuch"},
+		{"context in an unknown language", "POST", contexts, api.CreateContext{Language: "cobol"}, api.CodeInvalid, "cobol"},
+		{"context in a relative directory", "POST", contexts, api.CreateContext{Cwd: "x"}, api.CodeInvalid, "cwd"},
+		{"context in a directory that is not there", "POST", contexts, api.CreateContext{Cwd: "/no/such"}, api.CodeInvalid, "/no/such"},
+		{"context of an unknown user", "POST", contexts, api.CreateContext{User: "nobody-here"}, api.CodeInvalid, "nobody-here"},
+		{"context with little memory", "POST", contexts, api.CreateContext{Memory: 1 << 20}, api.CodeInvalid, "memory"},
+		{"context with negative memory", "POST", contexts, api.CreateContext{Memory: -1}, api.CodeInvalid, "memory"},
+		{"context with a bad idle time", "POST", contexts, api.CreateContext{IdleTimeout: -1}, api.CodeInvalid, "idle_timeout"},
+		{"context with a bad variable", "POST", contexts, api.CreateContext{Env: []string{"=x"}}, api.CodeInvalid, "env"},
+		{"context with a large environment", "POST", contexts, api.CreateContext{Env: []string{"A=" + strings.Repeat("x", 70000)}}, api.CodeInvalid, "65536"},
+		{"context with an unknown field", "POST", contexts, []byte(`{"lang":"python"}`), api.CodeInvalid, "lang"},
+		{"context without an interpreter", "POST", contexts, api.CreateContext{Env: []string{"PATH=/nowhere"}}, api.CodeNoLanguage, "python3"},
+		{"context that is not there", "GET", contexts + "/nonesuch", nil, api.CodeNotFound, "nonesuch"},
+		{"removal of a context that is not there", "DELETE", contexts + "/nonesuch", nil, api.CodeNotFound, "nonesuch"},
+		{"interrupt of a context that is not there", "POST", contexts + "/nonesuch/interrupt", nil, api.CodeNotFound, "nonesuch"},
+		{"restart of a context that is not there", "POST", contexts + "/nonesuch/restart", nil, api.CodeNotFound, "nonesuch"},
+		{"contexts of a sandbox that is not there", "GET", "/v1/sandboxes/nonesuch/contexts", nil, api.CodeNotFound, "nonesuch"},
+		{"code in a context that is not there", "POST", code, api.CodeRequest{Code: "1", Context: "nonesuch"}, api.CodeNotFound, "nonesuch"},
+		{"code in a context and a language", "POST", code, api.CodeRequest{Code: "1", Context: "nonesuch", Language: "python"}, api.CodeInvalid, "language"},
+		{"code in a context with stdin", "POST", code, api.CodeRequest{Code: "1", Context: "nonesuch", Stdin: []byte("x")}, api.CodeInvalid, "stdin"},
+		{"code in a context with libraries", "POST", code, api.CodeRequest{Code: "1", Context: "nonesuch", Libraries: []string{"x"}}, api.CodeInvalid, "libraries"},
 		{"sandbox that never was", "GET", "/v1/sandboxes/nonesuch", nil, api.CodeNotFound, "nonesuch"},
 		{"sandbox as a path", "GET", "/v1/sandboxes/..%2F..%2Fetc", nil, api.CodeNotFound, ""},
 		{"sandbox that is gone", "POST", "/v1/sandboxes/" + deleted.ID + "/exec", api.ExecRequest{Argv: []string{"true"}}, api.CodeNotFound, deleted.ID},

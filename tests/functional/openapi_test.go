@@ -147,6 +147,15 @@ func (w *walk) code() {
 	w.step("code")
 	w.step("code", accept(api.TypeNDJSON))
 	w.step("languages")
+	c := decoded[api.Context](w.t, w.step("createContext"))
+	known := w.names["context"]
+	defer func() { w.names["context"] = known }()
+	w.names["context"] = c.ID
+	w.step("listContexts")
+	w.step("context")
+	w.step("interruptContext")
+	w.step("restartContext")
+	w.step("deleteContext")
 }
 
 // network sends the examples that need a sandbox with a network.

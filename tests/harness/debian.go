@@ -73,6 +73,12 @@ func DebianRoot(t testing.TB, w io.Writer, packages ...string) {
 			_ = f.Close() // only read
 		}
 	}
+	for link, target := range alternatives(t) {
+		if made[target] && !made[link] {
+			made[link] = true
+			write(&tar.Header{Typeflag: tar.TypeSymlink, Name: link, Linkname: "/" + target, Mode: 0o777}, nil)
+		}
+	}
 	// What packages make when they are installed.
 	for _, f := range []File{
 		{Name: "usr/bin/sh", Type: tar.TypeSymlink, Link: "dash"},
@@ -98,6 +104,30 @@ func DebianRoot(t testing.TB, w io.Writer, packages ...string) {
 	if err := tw.Close(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// alternatives are the links that update-alternatives has made on this machine, and what they lead
+// to.
+func alternatives(t testing.TB) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	links, err := filepath.Glob("/usr/lib/*-linux-gnu/*.so.*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs, err := filepath.Glob("/usr/bin/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range append(links, programs...) {
+		if target, err := os.Readlink(link); err != nil || !strings.HasPrefix(target, "/etc/alternatives/") {
+			continue
+		}
+		if target, err := filepath.EvalSymlinks(link); err == nil {
+			found[link[1:]] = target[1:]
+		}
+	}
+	return found
 }
 
 // needless are files left out of images, which are made and read in every run of a test:

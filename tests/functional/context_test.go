@@ -1,0 +1,195 @@
+package functional
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+// newContext starts a context of a sandbox.
+func newContext(t *testing.T, d *harness.Daemon, s *harness.Sandbox, req api.CreateContext) *api.Context {
+	t.Helper()
+	c, err := d.Client(t).CreateContext(t.Context(), s.ID, req)
+	if err != nil {
+		t.Fatalf("create context: %v", err)
+	}
+	return c
+}
+
+// inContext runs code in a context and returns what it shows, in one line.
+func inContext(t *testing.T, d *harness.Daemon, c *api.Context, code string) string {
+	t.Helper()
+	res, err := d.Client(t).RunCode(t.Context(), c.Sandbox, api.CodeRequest{Context: c.ID, Code: code})
+	if err != nil {
+		t.Fatalf("run %q: %v", code, err)
+	}
+	return shownOf(res)
+}
+
+func shownOf(res *api.CodeResult) string {
+	parts := []string{res.Logs.Stdout + res.Logs.Stderr}
+	for _, v := range res.Results {
+		parts = append(parts, v.Text)
+	}
+	if res.Failure != nil {
+		parts = append(parts, res.Failure.Name)
+	}
+	return strings.Join(parts, "|")
+}
+
+func TestContexts(t *testing.T) {
+	d := shared(t)
+	s := d.Create(t, api.CreateSandbox{})
+	c := newContext(t, d, s, api.CreateContext{Cwd: "/usr", Env: []string{"NAME=value"}})
+	for _, run := range []struct{ code, want string }{
+		{"import os\nx = 1", ""},
+		{"os.getcwd(), os.environ['NAME'], x", "|('/usr', 'value', 1)"},
+		{"os.system('echo $NAME')\n!pwd\n", "value\n/usr\n"},
+		{"1/0", "|ZeroDivisionError"},
+		{"x", "|1"},
+	} {
+		if got := inContext(t, d, c, run.code); got != run.want {
+			t.Errorf("%q shows %q, want %q", run.code, got, run.want)
+		}
+	}
+	// A limit of memory is the context's alone.
+	small := newContext(t, d, s, api.CreateContext{Memory: 256 << 20})
+	if got := inContext(t, d, small, "len(bytes(1 << 30))"); got != "|MemoryError" {
+		t.Error(got)
+	}
+	if got := inContext(t, d, c, "len(bytes(1 << 29))"); got != "|536870912" {
+		t.Error(got)
+	}
+	list, err := d.Client(t).ListContexts(t.Context(), s.ID)
+	if err != nil || len(list) != 2 || list[0].ID != c.ID || list[0].ExecutionCount != 6 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	// Its processes end with it, also those that left their session.
+	inContext(t, d, c, "import subprocess\np = subprocess.Popen(['sleep', '4711'], start_new_session=True)")
+	if err := d.Client(t).DeleteContext(t.Context(), s.ID, c.ID); err != nil {
+		t.Error(err)
+	}
+	if left := s.Sh(t, "ps ax | grep -v grep | grep -c 'sleep 4711' || true"); strings.TrimSpace(left) != "0" {
+		t.Errorf("%s processes are left", left)
+	}
+	if _, err := d.Client(t).GetContext(t.Context(), s.ID, c.ID); !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
+		t.Error(err)
+	}
+}
+
+// A context without a run for its idle time goes, and so does its sandbox: a context that waits is
+// no use of it.
+func TestContextIdles(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{IdleTimeout: 1})
+	short := newContext(t, d, s, api.CreateContext{IdleTimeout: 0.2})
+	harness.Eventually(t, func() error {
+		if _, err := d.Client(t).GetContext(t.Context(), s.ID, short.ID); !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
+			return fmt.Errorf("the context is there: %v", err)
+		}
+		return nil
+	})
+	newContext(t, d, s, api.CreateContext{})
+	harness.Eventually(t, func() error {
+		if got, err := d.Client(t).GetSandbox(t.Context(), s.ID); err == nil && got.State == api.StateRunning {
+			return fmt.Errorf("the sandbox runs")
+		}
+		return nil
+	})
+}
+
+// A daemon that is killed loses no context: neither one that waits nor one in which code runs.
+func TestKilledDaemonKeepsContexts(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	waits, busy := newContext(t, d, s, api.CreateContext{}), newContext(t, d, s, api.CreateContext{})
+	inContext(t, d, waits, "x = 1")
+	const rounds = 3
+	for round := range rounds {
+		began := make(chan struct{})
+		var once sync.Once
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
+		var running sync.WaitGroup
+		running.Go(func() {
+			// More output than is kept, so that the code waits for the next daemon.
+			code := "n = globals().get('n', 0)\nfor i in range(50000): print(i)\nn += 1"
+			_, err := d.Client(t).StreamCode(ctx, s.ID, api.CodeRequest{Context: busy.ID, Code: code}, func(e api.CodeEvent) error {
+				if e.Type == api.CodeStdout {
+					once.Do(func() { close(began) })
+					<-ctx.Done()
+				}
+				return nil
+			})
+			if err == nil {
+				t.Error("the run of a killed daemon was answered")
+			}
+		})
+		select {
+		case <-began:
+		case <-ctx.Done():
+			t.Fatal("the run does not begin")
+		}
+		d.Kill9(t)
+		cancel()
+		running.Wait()
+		d.Launch(t)
+		if got := inContext(t, d, waits, "x += 1\nx"); got != fmt.Sprint("|", round+2) {
+			t.Errorf("after %d kills: %q", round+1, got)
+		}
+		if got := inContext(t, d, busy, "n"); got != fmt.Sprint("|", round+1) {
+			t.Errorf("after %d kills the run has not ended: %q", round+1, got)
+		}
+	}
+}
+
+// 200 contexts in 20 sandboxes, each of which counts for itself.
+func TestManyContexts(t *testing.T) {
+	d := start(t)
+	sandboxes, each := 20, 10
+	if testing.Short() {
+		sandboxes = 4
+	}
+	var mu sync.Mutex
+	var all []*api.Context
+	var work sync.WaitGroup
+	slots := make(chan struct{}, 4)
+	each1 := func(list int, do func(i int)) {
+		for i := range list {
+			work.Go(func() {
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				do(i)
+			})
+		}
+		work.Wait()
+	}
+	each1(sandboxes, func(int) {
+		s := d.Create(t, api.CreateSandbox{})
+		for range each {
+			c := newContext(t, d, s, api.CreateContext{})
+			mu.Lock()
+			all = append(all, c)
+			mu.Unlock()
+		}
+	})
+	if len(all) != sandboxes*each {
+		t.Fatalf("%d contexts", len(all))
+	}
+	for round := range 3 {
+		order := slices.Clone(all)
+		each1(len(order), func(i int) {
+			c := order[(i*7)%len(order)]
+			if got, want := inContext(t, d, c, fmt.Sprintf("me = globals().get('me', %q)\nn = globals().get('n', 0) + 1\nme + str(n)", c.ID)), fmt.Sprint("|", c.ID, round+1); got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		})
+	}
+}
