@@ -4,7 +4,6 @@ import https from 'node:https'
 import net from 'node:net'
 import { homedir } from 'node:os'
 import path from 'node:path'
-import { once } from 'node:events'
 import type { Duplex, Readable } from 'node:stream'
 import { lines, parse, whole, type Data } from './bytes.js'
 import {
@@ -39,6 +38,9 @@ const maxProblem = 256 << 10
  * otherwise meet its end.
  */
 const idleMs = 30_000
+
+/** continueMs is the time after which an upload begins without the daemon's word. */
+const continueMs = 10_000
 
 /** Request is one request to the daemon. */
 export interface Request extends RequestOpts {
@@ -204,7 +206,17 @@ export class Connection {
         return
       }
       const source = pieces
-      req.once('continue', () => { pump(req, source).catch(fail) })
+      let begun = false
+      const begin = () => {
+        clearTimeout(timer)
+        if (begun) return
+        begun = true
+        pump(req, source).catch(fail)
+      }
+      const timer = setTimeout(begin, continueMs) // there are proxies that never say it
+      req.once('continue', begin)
+      req.once('response', () => { begun = true; clearTimeout(timer) })
+      req.once('close', () => { begun = true; clearTimeout(timer) })
       req.flushHeaders()
     })
     if (any) return answer
@@ -309,9 +321,7 @@ export class Connection {
 
   /** none sends a request whose answer has no content. */
   async none(r: Request): Promise<void> {
-    const answer = await this.open(r)
-    answer.resume() // so that the connection can serve the next request
-    if (!answer.readableEnded) await once(answer, 'end')
+    await read(await this.open(r), maxAnswer) // so that the connection can serve the next request
   }
 
   /** stream sends a request and yields the lines of its answer. */

@@ -259,8 +259,12 @@ export class Sandbox implements AsyncDisposable {
     return info(await this.connection.json<SandboxRecord>(this.request('PATCH', [], opts, changes)))
   }
 
-  /** pause freezes all processes. Requests about files and commands fail until it is resumed. */
+  /**
+   * pause freezes all processes, and reports false if they were. Requests about files and commands
+   * fail until the sandbox is resumed.
+   */
   async pause(opts: RequestOpts = {}): Promise<boolean> {
+    if ((await this.getInfo(opts)).state === 'paused') return false
     await this.connection.json(this.request('POST', ['pause'], opts))
     return true
   }

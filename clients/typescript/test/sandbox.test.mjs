@@ -45,7 +45,8 @@ test('a life', async () => {
   assert.ok((await sandbox.getInfo()).endAt > soon)
 
   assert.equal(await sandbox.isRunning(), true)
-  await sandbox.pause()
+  assert.equal(await sandbox.pause(), true)
+  assert.equal(await sandbox.pause(), false)
   assert.equal(await sandbox.isRunning(), false)
   await assert.rejects(sandbox.commands.run('true'), ConflictError)
   await Sandbox.connect(sandbox.sandboxId) // which resumes it
@@ -72,8 +73,7 @@ test('a life', async () => {
 
 test('lists', async () => {
   const [one, two] = [await create({ metadata: { n: '1', odd: 'a=b,c' } }), await create({ metadata: { n: '2' } })]
-  const list = async (opts) => (await Array.fromAsync?.(Sandbox.list(opts)) ?? await collect(Sandbox.list(opts))).map((i) => i.sandboxId)
-  const collect = async (items) => { const all = []; for await (const i of items) all.push(i); return all }
+  const list = async (opts) => { const all = []; for await (const i of Sandbox.list(opts)) all.push(i.sandboxId); return all }
   assert.deepEqual(await list({ query: { metadata: { label, n: '1' } } }), [one.sandboxId])
   assert.deepEqual(await list({ query: { metadata: { odd: 'a=b,c', label } } }), [one.sandboxId])
   await two.pause()
