@@ -161,31 +161,43 @@ func TestDaemonIsKilled(t *testing.T) {
 	until("complete")
 }
 
-// A sandbox that is tied to a client is deleted when that is killed.
+// A sandbox that is tied to a client is deleted when that is killed, and when it ends.
 func TestTiedSandboxEndsWithItsClient(t *testing.T) {
 	d := daemon(t)
-	cmd := node(t, compiled(t), "--input-type=module", "--eval", `
-		import { Sandbox } from 'sandboxd'
-		const s = await Sandbox.create({ tied: true })
-		await s.commands.run('true')
-		console.log(s.sandboxId)
-		setInterval(() => {}, 1 << 30)`)
-	cmd.Env = append(os.Environ(), "SANDBOXD_SOCKET="+d.Socket)
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
+	for _, rest := range []string{"setInterval(() => {}, 1 << 30)", ""} {
+		cmd := node(t, compiled(t), "--input-type=module", "--eval", `
+			import { Sandbox } from 'sandboxd'
+			const s = await Sandbox.create({ tied: true })
+			await s.commands.run('true')
+			console.log(s.sandboxId)
+			`+rest)
+		cmd.Env = append(os.Environ(), "SANDBOXD_SOCKET="+d.Socket)
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		id, err := bufio.NewReader(stdout).ReadString('\n')
+		if err != nil {
+			t.Errorf("read the sandbox's id: %v", err)
+		}
+		if rest != "" {
+			_ = cmd.Process.Kill() // it runs
+		}
+		if err := cmd.Wait(); err != nil && rest == "" {
+			t.Error(err)
+		}
+		deleted(t, d, strings.TrimSpace(id))
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	id, err := bufio.NewReader(stdout).ReadString('\n')
-	if err != nil {
-		t.Errorf("read the sandbox's id: %v", err)
-	}
-	_ = cmd.Process.Kill() // it runs
-	_ = cmd.Wait()         // killed
+}
+
+// deleted waits until there is no such sandbox.
+func deleted(t *testing.T, d *harness.Daemon, id string) {
+	t.Helper()
 	harness.Eventually(t, func() error {
-		if err := d.Call(t.Context(), "GET", "/v1/sandboxes/"+strings.TrimSpace(id), nil, nil); err == nil {
+		if err := d.Call(t.Context(), "GET", "/v1/sandboxes/"+id, nil, nil); err == nil {
 			return fmt.Errorf("sandbox %s is there", id)
 		}
 		return nil

@@ -54,15 +54,31 @@ test('no byte is lost', async () => {
   const size = 12 << 20
   const script = `head -c ${size} /dev/urandom >/tmp/random; sha256sum /tmp/random >&2; cat /tmp/random`
   for (const background of [false, true]) {
-    let slow = 0
-    // The callback is awaited: the program waits for a slow reader.
-    const onStdout = async () => { if (slow++ % 16 === 0) await new Promise((resolve) => setImmediate(resolve)) }
+    // The program waits for a reader that takes its time.
+    let first = true
+    const onStdout = async () => {
+      if (!first) return
+      first = false
+      for (let i = 0; i < 50 && (await sandbox.commands.list()).some((c) => c.args.includes(script)); i++);
+    }
     let result = await sandbox.commands.run(script, { background, onStdout })
     if (background) result = await result.wait()
     assert.equal(result.stdoutBytes.length, size)
     assert.equal(result.stderr.slice(0, 64), hash(result.stdoutBytes))
     assert.equal(result.dropped, 0)
   }
+  // A client that connects is waited for, too.
+  const begun = await sandbox.commands.run('read; cat /tmp/random', { background: true, stdin: true })
+  let first = true
+  const slow = await sandbox.commands.connect(begun.execId, { onStdout: async () => {
+    if (!first) return
+    first = false
+    for (let i = 0; i < 50 && (await sandbox.commands.list()).some((c) => c.execId === begun.execId); i++);
+  } })
+  await begun.disconnect()
+  await sandbox.commands.sendStdin(begun.pid, '\n')
+  const { stdoutBytes, dropped } = await slow.wait()
+  assert.deepEqual([stdoutBytes.length, dropped], [size, 0])
   // Ends together with a stderr that is as long.
   const both = await sandbox.commands.run('head -c 3000000 /dev/zero; head -c 3000000 /dev/zero >&2')
   assert.deepEqual([both.stdoutBytes.length, both.stderrBytes.length], [3000000, 3000000])

@@ -84,6 +84,17 @@ test('streams of frames', async () => {
   }
   const result = await sandbox.commands.run('x')
   assert.deepEqual([result.stdout, result.stderr], ['a€', 'e'])
+  // The connection serves the next request when the answer has ended, however late.
+  let late
+  answer = (_, r) => { late = r; r.writeHead(200, { 'content-type': 'application/vnd.sandboxd.stream' }); r.write(event({ exit: { code: 0 } })) }
+  await sandbox.commands.run('x')
+  const { socket } = late
+  let again
+  answer = (q, r) => { again ||= q.socket === socket; json(r, 200, { execs: [] }) }
+  late.end()
+  // A free connection is taken if one more is needed than before.
+  for (let n = 1; n < 30 && !again; n++) await Promise.all(Array.from({ length: n }, () => sandbox.commands.list()))
+  assert.ok(again)
 })
 
 test('lines', async () => {

@@ -18,16 +18,16 @@ after(async () => {
 })
 
 test('a life', async () => {
-  const sandbox = await create({ envs: { A: 'b=c', EMPTY: '' }, cwd: '/work', timeoutMs: 600_000, name: `${label}-life` })
+  const sandbox = await create({ envs: { A: 'b=c', EMPTY: '' }, cwd: '/work', timeoutMs: 700_000, name: `${label}-life` })
   const info = await sandbox.getInfo()
   assert.equal(info.sandboxId, sandbox.sandboxId)
   assert.equal(info.name, `${label}-life`)
   assert.equal(info.templateId, 'host')
   assert.equal(info.state, 'running')
   assert.equal(info.metadata.label, label)
-  assert.equal(info.record.idle_timeout, 600)
+  assert.equal(info.record.idle_timeout, 700)
   const left = info.endAt - info.startedAt
-  assert.ok(left > 500_000 && left < 700_000, `${left} ms`)
+  assert.ok(left > 600_000 && left < 800_000, `${left} ms`)
   assert.equal((await sandbox.commands.run('echo "$A,$EMPTY,$PWD"')).stdout, 'b=c,,/work\n')
 
   await sandbox.setTimeout(1_200_000)
