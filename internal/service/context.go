@@ -3,6 +3,7 @@ package service
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -56,6 +57,9 @@ type codeContext struct {
 	deleted bool
 	x       *Execution // process; nil until the first has started
 	hold    *hold      // of its output
+	kernel  resident.Kernel
+	split   resident.Splitter // of its output; only with the turn
+	from    int64             // offset behind what was split; only with the turn
 	place   place
 	run     *contextRun // under way
 	expiry  *time.Timer // nil without idle timeout
@@ -68,6 +72,7 @@ type contextRecord struct {
 	Sandbox string
 	Created time.Time
 	Request api.CreateContext // Language is a name, not an alias
+	Key     string            // of the process: see [resident.For]
 }
 
 // place is the part of a context that changes. It is written in one page, so that a killed daemon
@@ -128,6 +133,7 @@ func (c *codeContext) attach(x *Execution) error {
 		return err
 	}
 	c.x, c.hold = x, &hold{}
+	c.split, c.from = c.kernel.NewSplitter(), 0
 	c.place = place{Run: c.place.Run, Used: c.place.Used}
 	c.writePlace()
 	x.log.hold(c.hold)
@@ -163,7 +169,7 @@ func (c *codeContext) shown() api.Context {
 }
 
 func validateContext(req *api.CreateContext) (resident.Kernel, error) {
-	k, ok := resident.For(cmp.Or(req.Language, "python"))
+	k, ok := resident.For(cmp.Or(req.Language, "python"), "")
 	if !ok {
 		return k, class.Invalidf("language %q: contexts are of %s", class.Clip(req.Language), strings.Join(resident.Languages(), ", "))
 	}
@@ -287,10 +293,14 @@ func (cs *contexts) forget(sandbox string) {
 // start starts the process of a context and waits for its first message. A process that does not
 // send it is removed.
 func (c *codeContext) start(ctx context.Context, rec *runtime.Record) error {
-	k, ok := resident.For(c.Request.Language)
+	key := rand.Text()
+	k, ok := resident.For(c.Request.Language, key)
 	if !ok {
 		return class.Invalidf("language %q: has no contexts any more", c.Request.Language)
 	}
+	c.mu.Lock()
+	c.kernel, c.Key = k, key
+	c.mu.Unlock()
 	old := c.process()
 	req := api.ExecRequest{
 		Argv: k.Argv, Stdin: k.Stdin, StdinOpen: true, Detach: true, OutputLimit: contextOutput,
@@ -311,6 +321,9 @@ func (c *codeContext) start(ctx context.Context, rec *runtime.Record) error {
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
 	said, err := c.read(ctx, func(f resident.Frame) (bool, error) {
+		if f.Kind == resident.KindStdout || f.Kind == resident.KindStderr { // of the start of an interpreter
+			return false, nil
+		}
 		_, err := resident.ParseHello(f)
 		return true, err
 	})
@@ -571,7 +584,12 @@ func (s *core) adoptContext(x *Execution) error {
 		return errUnfinished
 	}
 	c := s.newContext(rec)
+	k, ok := resident.For(rec.Request.Language, rec.Key)
+	if !ok {
+		return fmt.Errorf("language %q has no contexts", rec.Request.Language)
+	}
 	c.x, c.place, c.hold = x, p, &hold{at: p.At}
+	c.kernel, c.split, c.from = k, k.NewSplitter(), p.At
 	s.contexts.mu.Lock()
 	defer s.contexts.mu.Unlock()
 	if other := s.contexts.of[rec.Sandbox][rec.ID]; other != nil {

@@ -405,3 +405,69 @@ func TestContextsAreApart(t *testing.T) {
 		}
 	}
 }
+
+func TestBashContext(t *testing.T) {
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{Language: "sh", Env: []string{"A=a"}})
+	for _, run := range []struct {
+		code, want string
+		exit       int
+	}{
+		{"x=5; f() { echo \"f $1 $x\"; }; cd /usr", `"" ""`, 0},
+		{"f 1; pwd; echo $A", `"f 1 5\n/usr\na\n" ""`, 0},
+		{"echo out; echo err >&2; false", `"out\n" "err\n"`, 1},
+		{"exit 3; echo not", `"" ""`, 3},
+		{"(exit 4)", `"" ""`, 4},
+		{"g() { exit 5; }; g; echo not", `"" ""`, 5},
+		{"echo $x", `"5\n" ""`, 0},
+		{"set -e; false; echo goes on", `"goes on\n" ""`, 0},
+		{"set +e; cat", `"" ""`, 0},
+		{"", `"" ""`, 0},
+		{"printf 'a\\0b'", `"a\x00b" ""`, 0},
+		{"echo '\\n  \t%s $x'", `"\\n  \t%s $x\n" ""`, 0},
+		{"exec >/dev/null; echo lost", `"" ""`, 0},
+		{"cat <<E\nline\nE", `"" ""`, 0},
+		{"exec >/proc/self/fd/2; echo there", `"" "there\n"`, 0},
+	} {
+		res := runIn(d, c, run.code)
+		if got := summary(res); got != run.want || res.Exit.Code != run.exit {
+			t.Errorf("%q\n got %s, exit %d\nwant %s, exit %d", run.code, got, res.Exit.Code, run.want, run.exit)
+		}
+	}
+	res := runIn(d, c, "echo\necho\nnosuchcommand")
+	if !strings.Contains(res.Logs.Stderr, "line 3: nosuchcommand: command not found") || res.Exit.Code != 127 {
+		t.Error(summary(res))
+	}
+	if res = runReq(d, c, api.CodeRequest{Code: "echo $B", Env: []string{"B=b c"}}); res.Logs.Stderr != "\n\nb c\n" && res.Logs.Stderr != "b c\n" {
+		t.Error(summary(res))
+	}
+	c = newContext(d, sb.ID, api.CreateContext{Language: "bash"})
+	runIn(d, c, "x=1; f() { while :; do :; done; echo no; }")
+	for _, code := range []string{"while :; do :; done; echo no", "f; echo no", "sleep 1000; echo no", "for i in 1 2; do sleep 1000; done", "y=$(sleep 1000); echo no", "yes; echo no"} {
+		res := runReq(d, c, api.CodeRequest{Code: code, Timeout: 0.3})
+		if res.Failure == nil || res.Failure.Name != "KeyboardInterrupt" || !res.Exit.Timeout || res.Exit.Code != 130 || strings.Contains(res.Logs.Stdout, "no") {
+			t.Errorf("%s: %.200s %+v", code, summary(res), res.Exit)
+		}
+	}
+	if got := summary(runIn(d, c, "echo $x")); got != `"1\n" ""` {
+		t.Error(got)
+	}
+	// Output that looks like messages is output.
+	if got := summary(runIn(d, c, "printf '\\0KEY:d 1 2\\n{}'; printf '\\0'; printf '\\0' >&2")); got != `"\x00KEY:d 1 2\n{}\x00" "\x00"` {
+		t.Error(got)
+	}
+	// Messages of the user's own are the context's alone.
+	if res := runIn(d, c, "__sbx_say d 999 '{}'"); res.Failure == nil || res.Failure.Name != "ContextRestarted" {
+		t.Error(summary(res))
+	}
+	if res := runIn(d, c, "kill -9 $$"); res.Failure == nil || res.Failure.Name != "ContextDied" {
+		t.Error(summary(res))
+	}
+	n := map[api.CodeEventType]int{}
+	streamed(t, d, api.CodeRequest{Code: "head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2"}, c, func(e api.CodeEvent) {
+		n[e.Type] += len(e.Text) + len(e.Data)
+	})
+	if n[api.CodeStdout] != 3000000 || n[api.CodeStderr] != 2000000 {
+		t.Error(n)
+	}
+}

@@ -35,54 +35,52 @@ var (
 // process's end, and the last of what the process wrote to stderr.
 func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (done bool, err error)) (said string, err error) {
 	c.mu.Lock()
-	x, from := c.x, c.place.At
+	x, run := c.x, c.place.Run
+	if !c.place.Ready {
+		run = 0
+	}
 	c.mu.Unlock()
+	c.split.Begin(run)
 	var (
-		dec  resident.Decoder
 		tail []byte
-		at   = from
 		buf  = make([]byte, 64<<10)
 	)
-	for {
-		ch, err := x.log.read(from, buf)
+	for done := false; ; {
+		for !done { // also what the last run has left
+			f, ok, err := c.split.Next()
+			if err != nil {
+				return string(tail), err
+			}
+			if !ok {
+				break
+			}
+			if done, err = handle(f); err != nil {
+				return string(tail), err
+			}
+		}
+		c.advance(x, c.split.Place(c.from))
+		if done {
+			return string(tail), nil
+		}
+		ch, err := x.log.read(c.from, buf)
 		switch {
 		case errors.Is(err, os.ErrClosed):
 			return string(tail), c.missing()
 		case err != nil:
 			return string(tail), err
-		case ch.at > from:
+		case ch.at > c.from:
 			return string(tail), fmt.Errorf("%w: output is lost", resident.ErrProtocol)
 		case ch.over:
 			return string(tail), errDied
 		}
-		from += int64(len(ch.data))
-		done := false
-		if ch.stream == "stdout" {
-			dec.Write(ch.data)
-			for !done {
-				f, ok, err := dec.Next()
-				if err != nil {
-					return string(tail), err
-				}
-				if !ok {
-					break
-				}
-				if done, err = handle(f); err != nil {
-					return string(tail), err
-				}
+		if ch.stream == "stderr" && (run == 0 || !c.kernel.SharesStderr()) {
+			if tail = append(tail, ch.data...); len(tail) > maxFailure {
+				tail = tail[:copy(tail, tail[len(tail)-maxFailure:])]
 			}
-		} else if tail = append(tail, ch.data...); len(tail) > maxFailure {
-			tail = tail[:copy(tail, tail[len(tail)-maxFailure:])]
 		}
-		// The place is the start of the frame that is not there as a whole.
-		if rest := dec.Rest(); rest <= len(ch.data) && (ch.stream == "stdout" || rest == 0) {
-			at = from - int64(rest)
-		}
-		c.advance(x, at)
-		if done {
-			return string(tail), nil
-		}
-		if ch.more == nil {
+		c.split.Write(ch.stream, ch.at, ch.data)
+		c.from += int64(len(ch.data))
+		if len(ch.data) > 0 || ch.more == nil {
 			continue
 		}
 		select {
@@ -341,7 +339,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit fun
 		return run.timeout
 	}
 	var said string
-	line, err := request.Encode()
+	line, err := c.kernel.Encode(&request)
 	if err == nil {
 		err = out.send(api.CodeEvent{Type: api.CodeStarted, ExecutionCount: count})
 	}
@@ -474,7 +472,7 @@ func (o *runEvents) end(failure *api.CodeFailure, usage api.Usage, timeout bool)
 		}
 	}
 	exit := api.Exit{Timeout: timeout}
-	if o.failed || !o.done.OK {
+	if exit.Code = o.done.Code; exit.Code == 0 && (o.failed || !o.done.OK) {
 		exit.Code = 1
 	}
 	usage.CPUMS, usage.MemoryPeak = o.done.CPUMS, o.done.MemoryPeak

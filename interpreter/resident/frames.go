@@ -54,13 +54,36 @@ type Frame struct {
 type Decoder struct {
 	buf   []byte
 	taken int   // bytes of buf that were returned
-	at    int64 // bytes of all frames that were returned
+	at    int64 // offset at or before the first byte that was not returned
+	last  int64 // offset behind the last write
+	piece int   // length of the last write
 }
 
-// Write adds output.
-func (d *Decoder) Write(p []byte) {
+// Write implements [Splitter]. Output on stderr is not the kernel's.
+func (d *Decoder) Write(stream string, at int64, p []byte) {
+	if stream == "stderr" {
+		return
+	}
+	if d.Rest() == 0 {
+		d.at = at
+	}
 	d.buf = append(d.buf[:copy(d.buf, d.buf[d.taken:])], p...)
-	d.taken = 0
+	d.taken, d.last, d.piece = 0, at+int64(len(p)), len(p)
+}
+
+// Begin implements [Splitter]: frames have the number of their run.
+func (d *Decoder) Begin(uint32) {}
+
+// Place implements [Splitter].
+func (d *Decoder) Place(end int64) int64 {
+	rest := d.Rest()
+	switch {
+	case rest == 0:
+		return end
+	case rest <= d.piece:
+		d.at = max(d.at, d.last-int64(rest))
+	}
+	return min(end, d.at)
 }
 
 // Next returns the next frame; false if it is not there as a whole.
@@ -85,7 +108,6 @@ func (d *Decoder) Next() (Frame, bool, error) {
 	}
 	f.Payload = left[headerSize:whole]
 	d.taken += whole
-	d.at += int64(whole)
 	return f, true, nil
 }
 
@@ -121,6 +143,7 @@ func ParseHello(f Frame) (Hello, error) {
 type Done struct {
 	OK         bool    `json:"ok"`
 	Count      int     `json:"count"` // of runs of this process
+	Code       int     `json:"code"`  // exit code, of languages that have one
 	CPUMS      float64 `json:"cpu_ms"`
 	MemoryPeak int64   `json:"memory_peak"`
 }
@@ -230,6 +253,7 @@ func (w *wireValue) value() *api.CodeValue {
 func (d *Done) bound() {
 	const most = 1 << 50
 	d.Count = min(max(d.Count, 0), math.MaxInt32)
+	d.Code = min(max(d.Code, 0), 255)
 	d.CPUMS = min(max(d.CPUMS, 0), most)
 	d.MemoryPeak = min(max(d.MemoryPeak, 0), most)
 }
@@ -261,7 +285,10 @@ type Request struct {
 }
 
 // Encode returns a request as a kernel reads it.
-func (r *Request) Encode() ([]byte, error) {
+func (k *Kernel) Encode(r *Request) ([]byte, error) {
+	if k.words {
+		return r.words(), nil
+	}
 	line, err := json.Marshal(r)
 	if err != nil {
 		return nil, fmt.Errorf("encode run: %w", err)

@@ -3,6 +3,7 @@ package resident_test
 import (
 	"encoding/binary"
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 
@@ -24,7 +25,7 @@ func TestDecoderOfPieces(t *testing.T) {
 		r := resident.Reader{Run: 7}
 		var got []string
 		for at := 0; at < len(all); at += size {
-			d.Write([]byte(all[at:min(at+size, len(all))]))
+			d.Write("stdout", int64(at), []byte(all[at:min(at+size, len(all))]))
 			for {
 				f, ok, err := d.Next()
 				if err != nil {
@@ -79,7 +80,7 @@ func readAll(data []byte, run uint32) (size int, err error) {
 	r := resident.Reader{Run: run}
 	for len(data) > 0 {
 		n := min(len(data), 1000)
-		d.Write(data[:n])
+		d.Write("stdout", 0, data[:n])
 		data = data[n:]
 		for {
 			f, ok, err := d.Next()
@@ -133,12 +134,90 @@ func FuzzReader(f *testing.F) {
 
 func TestKernelsAreWhole(t *testing.T) {
 	for _, name := range resident.Languages() {
-		k, ok := resident.For(name)
-		if !ok || k.Language != name || len(k.Argv) == 0 || len(k.Stdin) == 0 {
+		k, ok := resident.For(name, "key")
+		if !ok || k.Language != name || len(k.Argv) == 0 {
 			t.Errorf("%s: %+v", name, k.Argv)
 		}
 	}
-	if _, ok := resident.For("cobol"); ok {
+	if _, ok := resident.For("cobol", ""); ok {
 		t.Error("there is a kernel for cobol")
 	}
+}
+
+// markedKernel is a kernel whose messages stand between output.
+func markedKernel(t testing.TB) resident.Kernel {
+	t.Helper()
+	k, ok := resident.For("bash", "KEY")
+	if !ok {
+		t.Fatal("there is no bash")
+	}
+	return k
+}
+
+// Messages are found however the bytes are cut, and what only looks like one is output.
+func TestMarkedOutput(t *testing.T) {
+	k := markedKernel(t)
+	const text = "a\x00KEb\x00KEY:x 7 4\nfailc\x00"
+	stdout := text + "\x00KEY:d 7 11\n{\"ok\":true}next"
+	for size := 1; size <= len(stdout); size++ {
+		s := k.NewSplitter()
+		s.Begin(7)
+		s.Write("stderr", 0, []byte("err\x00KEY:s 7 0\n"))
+		at := int64(14)
+		got := map[resident.Kind]string{}
+		for i := 0; i < len(stdout); i += size {
+			p := stdout[i:min(i+size, len(stdout))]
+			s.Write("stdout", at, []byte(p))
+			at += int64(len(p))
+			for {
+				f, ok, err := s.Next()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !ok {
+					break
+				}
+				got[f.Kind] += string(f.Payload)
+			}
+		}
+		want := map[resident.Kind]string{'o': "a\x00KEbc\x00", 'e': "err", 'x': "fail", 'd': `{"ok":true}`}
+		if !maps.Equal(got, want) {
+			t.Fatalf("in pieces of %d: %q", size, got)
+		}
+		if place := s.Place(at); place > at || place < at-int64(len("next"))-int64(size) {
+			t.Fatalf("in pieces of %d: place %d of %d", size, place, at)
+		}
+	}
+}
+
+func FuzzMarked(f *testing.F) {
+	f.Add([]byte("x\x00KEY:d 7 11\n{\"ok\":true}"), []byte("\x00KEY:s 7 0\n"))
+	f.Add([]byte("\x00KEY:r 7 99999\n"), []byte("\x00"))
+	f.Add([]byte("\x00KEY:d 6 0\n\x00KEY:d 7 0\n"), []byte("\x00KEY:s 6 0\n\x00KEY:s 8 0\n"))
+	f.Fuzz(func(t *testing.T, stdout, stderr []byte) {
+		k := markedKernel(t)
+		s := k.NewSplitter()
+		s.Begin(7)
+		s.Write("stdout", 0, stdout)
+		s.Write("stderr", int64(len(stdout)), stderr)
+		size, end := 0, int64(len(stdout)+len(stderr))
+		for {
+			f, ok, err := s.Next()
+			if err != nil {
+				if !errors.Is(err, resident.ErrProtocol) {
+					t.Fatal(err)
+				}
+				return
+			}
+			if !ok {
+				break
+			}
+			if size += len(f.Payload); len(f.Payload) > resident.MaxFrame || int64(size) > end {
+				t.Fatalf("frames of %d bytes of %d", size, end)
+			}
+		}
+		if place := s.Place(end); place < 0 || place > end {
+			t.Fatalf("place %d of %d", place, end)
+		}
+	})
 }

@@ -7,15 +7,30 @@ import (
 	"slices"
 )
 
-//go:embed python.py python_charts.py python_display.py python_magic.py
+//go:embed bash.sh python.py python_charts.py python_display.py python_magic.py
 var sources embed.FS
 
 // A Kernel is the program of a context.
 type Kernel struct {
 	Language string
 	Argv     []string
-	Stdin    []byte // comes before the first request
+	Stdin    []byte // comes before the first request; nil if nothing does
+
+	words  bool   // requests are words, and messages stand between output
+	marker []byte // before each message
 }
+
+// NewSplitter returns the splitter for the output of the kernel's process.
+func (k *Kernel) NewSplitter() Splitter {
+	if k.words {
+		return &marked{marker: k.marker}
+	}
+	return new(Decoder)
+}
+
+// SharesStderr reports whether the process's stderr has output of programs, and not the
+// interpreter's own last words.
+func (k *Kernel) SharesStderr() bool { return k.words }
 
 // language is a kernel's source, and how the interpreter gets it.
 type language struct {
@@ -24,9 +39,14 @@ type language struct {
 	main    string            // file that the bootstrap executes
 	parts   map[string]string // files that the kernel executes when it needs them, by their names there
 	argv    func(size int) []string
+	words   bool // the main file is an argument, behind argv, and the key another
 }
 
 var languages = []language{
+	{
+		name: "bash", aliases: []string{"sh", "shell"}, main: "bash.sh", words: true,
+		argv: func(int) []string { return []string{"bash", "--noprofile", "--norc", "-c"} },
+	},
 	{
 		name: "python", aliases: []string{"python3", "py"}, main: "python.py",
 		parts: map[string]string{"display": "python_display.py", "magic": "python_magic.py", "charts": "python_charts.py"},
@@ -52,18 +72,22 @@ func Languages() (names []string) {
 	return names
 }
 
-// For returns the kernel of a language, by its name or an alias; false if there is none.
-func For(name string) (Kernel, bool) {
+// For returns the kernel of a language, by its name or an alias; false if there is none. The key
+// tells messages from output; each process has one of its own.
+func For(name, key string) (Kernel, bool) {
 	for _, l := range languages {
 		if l.name == name || slices.Contains(l.aliases, name) {
-			return l.kernel(), true
+			return l.kernel(key), true
 		}
 	}
 	return Kernel{}, false
 }
 
-func (l *language) kernel() Kernel {
+func (l *language) kernel(key string) Kernel {
 	main := source(l.main)
+	if l.words {
+		return Kernel{Language: l.name, Argv: append(l.argv(len(main)), string(main), l.name, key), words: true, marker: []byte("\x00" + key + ":")}
+	}
 	parts := make(map[string]string, len(l.parts))
 	for name, file := range l.parts {
 		parts[name] = string(source(file))
