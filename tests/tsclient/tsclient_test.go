@@ -34,11 +34,14 @@ func TestMain(m *testing.M) {
 	if built.dir != "" {
 		_ = os.RemoveAll(built.dir) // a temporary directory
 	}
-	os.Exit(code) //nolint:forbidigo // as every TestMain
+	os.Exit(code)
 }
 
 // source returns the directory of the package in the tree.
-func source(t *testing.T) string { return filepath.Join(harness.Root(t), "clients", "typescript") }
+func source(t *testing.T) string {
+	t.Helper()
+	return filepath.Join(harness.Root(t), "clients", "typescript")
+}
 
 // node returns a command of node.
 func node(t *testing.T, dir string, args ...string) *exec.Cmd {
@@ -250,8 +253,10 @@ func TestTypes(t *testing.T) {
 	if out, err := node(t, dir, "node_modules/typescript/bin/tsc").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	args := []string{"node_modules/typescript/bin/tsc", "--noEmit", "--strict", "--module", "nodenext", "--target", "es2022",
-		"--lib", "es2023,esnext.disposable", "--types", "node"}
+	args := []string{
+		"node_modules/typescript/bin/tsc", "--noEmit", "--strict", "--module", "nodenext", "--target", "es2022",
+		"--lib", "es2023,esnext.disposable", "--types", "node",
+	}
 	if out, err := node(t, dir, append(args, write(t, dir)...)...).CombinedOutput(); err != nil {
 		t.Errorf("programs of the documents: %v\n%s", err, out)
 	}
@@ -273,10 +278,11 @@ func write(t *testing.T, dir string) (names []string) {
 }
 
 func documents(t *testing.T) []string {
+	t.Helper()
 	return []string{filepath.Join(harness.Root(t), "docs", "guides", "typescript.md"), filepath.Join(source(t), "README.md")}
 }
 
-// The programs of the documents run, and print what is shown.
+// The programs of the documents run, with the output that stands below them.
 func TestGuide(t *testing.T) {
 	testenv.SameForAll(t)
 	d := daemon(t)

@@ -1,5 +1,6 @@
-// Writes the types of the API: node generate.mjs OPENAPI OUTPUT. Each schema of the document becomes an
-// exported type of its name. The form is that of this project's document, and anything else is an error.
+// Writes the types of the API: node generate.mjs OPENAPI OUTPUT. Each schema of the document
+// becomes an exported type of its name. The form is that of this project's document, and anything
+// else is an error.
 import { readFileSync, writeFileSync } from 'node:fs'
 
 const [source, target] = process.argv.slice(2)
@@ -60,7 +61,7 @@ function comment(schema, indent) {
     if (indent.length + 4 + lines[last].length + word.length > 100) lines.push(word)
     else lines[last] += (lines[last] && ' ') + word
   }
-  if (lines.length === 1) return `${indent}/** ${lines[0]} */\n`
+  if (lines.length === 1 && indent.length + 7 + lines[0].length <= 100) return `${indent}/** ${lines[0]} */\n`
   return `${indent}/**\n${lines.map((line) => `${indent} * ${line}\n`).join('')}${indent} */\n`
 }
 

@@ -25,7 +25,9 @@ export interface AgentModel {
   base_url?: string
   /** default: from the daemon's environment or settings */
   key?: string
-  /** absolute path of a trajectory.json to replay, on the daemon's host, below the same directories */
+  /**
+   * absolute path of a trajectory.json to replay, on the daemon's host, below the same directories
+   */
   replay?: string
   retries?: number
 }
@@ -249,7 +251,9 @@ export interface CodeLogs {
 export interface CodeRequest {
   /** at most 1 MiB */
   code: string
-  /** Language is a name of GET /v1/languages or an alias of it; default "python". Not with Context. */
+  /**
+   * Language is a name of GET /v1/languages or an alias of it; default "python". Not with Context.
+   */
   language?: string
   /**
    * Context is the id of a context of the sandbox, whose variables the code sees and changes.
@@ -395,7 +399,9 @@ export interface CreateContext {
   user?: string
   /** added to the sandbox's */
   env?: string[]
-  /** Memory is the size in bytes of the context's address space; 0 means only the sandbox's limit. */
+  /**
+   * Memory is the size in bytes of the context's address space; 0 means only the sandbox's limit.
+   */
   memory?: number
   /**
    * IdleTimeout is the time in seconds without a run after which the context is deleted; 0 means
@@ -475,7 +481,9 @@ export interface CreateSandbox {
    * stopped; 0 means the daemon's default, ten minutes.
    */
   idle_timeout?: number
-  /** Hostname has at most 64 letters, digits, inner hyphens and dots. Default: the sandbox's name. */
+  /**
+   * Hostname has at most 64 letters, digits, inner hyphens and dots. Default: the sandbox's name.
+   */
   hostname?: string
   /**
    * ReadOnly makes the root read-only. Only /dev, /proc, Tmpfs and the profile's mounts are
@@ -684,7 +692,9 @@ export interface Enforced {
 
 /** Event is one change of an object: a line of the answer to GET /v1/events. */
 export interface Event {
-  /** ID increases from event to event, across restarts of the daemon too. IDs are not consecutive. */
+  /**
+   * ID increases from event to event, across restarts of the daemon too. IDs are not consecutive.
+   */
   id?: number
   /** (RFC 3339) */
   time?: string
@@ -1032,7 +1042,9 @@ export interface Flow {
   duration_ms: number
   /** Process is the program's process, where it was found out. Of a peer there is none. */
   process?: FlowProcess
-  /** Lost is the number of entries before this one that were dropped because too many came at once. */
+  /**
+   * Lost is the number of entries before this one that were dropped because too many came at once.
+   */
   lost?: number
   /** of a last line: the daemon stops */
   error?: Problem
@@ -1053,7 +1065,9 @@ export interface FlowProcess {
   name: string
   /** Exec is the id of the exec that has started it; empty if the exec had ended. */
   exec?: string
-  /** Sandbox is the id of the sandbox that it is in, where that shares the network of another one. */
+  /**
+   * Sandbox is the id of the sandbox that it is in, where that shares the network of another one.
+   */
   sandbox?: string
 }
 
@@ -1100,7 +1114,9 @@ export interface HealthCheck {
    * 30. The first one is an interval after the start.
    */
   interval?: number
-  /** Timeout is the time in seconds after which a check is killed, and counts as failed; default 30. */
+  /**
+   * Timeout is the time in seconds after which a check is killed, and counts as failed; default 30.
+   */
   timeout?: number
   /**
    * StartPeriod is the time in seconds after the start in which failed checks do not count; default
@@ -1407,7 +1423,9 @@ export interface Limits {
   inodes?: number
 }
 
-/** LimitsUpdate changes Limits. An absent field stays; a zero value restores the profile's default. */
+/**
+ * LimitsUpdate changes Limits. An absent field stays; a zero value restores the profile's default.
+ */
 export interface LimitsUpdate {
   /**
    * Memory cannot fall below the memory that is in use and cannot be reclaimed. Then the answer is
@@ -1812,7 +1830,9 @@ export interface Profile {
   /** of a sandbox that requests none */
   limits: Limits
   syscalls: number
-  /** Seccomp is the filter in the form of the OCI runtime specification. Lists of profiles omit it. */
+  /**
+   * Seccomp is the filter in the form of the OCI runtime specification. Lists of profiles omit it.
+   */
   seccomp?: unknown
 }
 
@@ -1917,7 +1937,9 @@ export interface PushImage {
   auth?: RegistryAuth
 }
 
-/** RegistryAuth are credentials for the registry of one image. The token replaces name and password. */
+/**
+ * RegistryAuth are credentials for the registry of one image. The token replaces name and password.
+ */
 export interface RegistryAuth {
   username?: string
   password?: string
@@ -2021,7 +2043,9 @@ export interface Sandbox {
    */
   entrypoint?: string[]
   cmd?: string[]
-  /** Hostname has at most 64 letters, digits, inner hyphens and dots. Default: the sandbox's name. */
+  /**
+   * Hostname has at most 64 letters, digits, inner hyphens and dots. Default: the sandbox's name.
+   */
   hostname?: string
   /**
    * ReadOnly makes the root read-only. Only /dev, /proc, Tmpfs and the profile's mounts are
@@ -2302,7 +2326,9 @@ export interface SetSecret {
   paths?: string[]
   /** Always puts the secret also into requests that lack the header; not for aws. */
   always?: boolean
-  /** Variable is the environment variable of new sandboxes that has the placeholder. Default: none. */
+  /**
+   * Variable is the environment variable of new sandboxes that has the placeholder. Default: none.
+   */
   variable?: string
 }
 
@@ -2571,7 +2597,9 @@ export interface Usage {
   memory_peak?: number
 }
 
-/** Volume is a directory that sandboxes of one tenant share, and that stays when they are deleted. */
+/**
+ * Volume is a directory that sandboxes of one tenant share, and that stays when they are deleted.
+ */
 export interface Volume {
   name: string
   labels?: Record<string, string>

@@ -7,7 +7,9 @@ import { ConnectionError, InvalidArgumentError, NotFoundError, SandboxError, Tim
 /** codeTimeoutMs is the default timeout of a run of code, as in E2B's SDK. */
 const codeTimeoutMs = 60_000
 
-/** OutputMessage is a piece of what code prints. It ends at a whole character, not at a line's end. */
+/**
+ * OutputMessage is a piece of what code prints. It ends at a whole character, not at a line's end.
+ */
 export class OutputMessage {
   constructor(
     readonly line: string,
@@ -104,7 +106,10 @@ export interface Context {
 export interface RunCodeOpts extends RequestOpts {
   /** Name or alias of a language; default python. Not with context. */
   language?: string
-  /** Context whose variables the code sees and changes; default: one of the sandbox for each language. */
+  /**
+   * Context whose variables the code sees and changes; default: one of the sandbox for each
+   * language.
+   */
   context?: Context | string
   /** Runs the code in a process of its own, whose variables no other run sees. */
   stateless?: boolean

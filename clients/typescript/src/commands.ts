@@ -239,7 +239,10 @@ export class CommandHandle {
     return this.commands.sendSignal(this.execId, signal, opts)
   }
 
-  /** sendStdin writes to the command's stdin, in the order of the calls, and returns when that is taken. */
+  /**
+   * sendStdin writes to the command's stdin, in the order of the calls, and returns when that is
+   * taken.
+   */
   sendStdin(data: Data, opts: RequestOpts = {}): Promise<void> {
     return this.commands.sendStdin(this.execId, data, opts)
   }
@@ -398,7 +401,8 @@ export class Commands {
         throw err
       }
     } catch (err) {
-      // Killed, if it has begun. Its sandbox may be gone, and the first error is the one that matters.
+      // Killed, if it has begun. Its sandbox may be gone, and the first error is the one that
+      // matters.
       await this.connection.none({ method: 'DELETE', path: this.path('execs', id) }).catch(() => {})
       throw err
     }
@@ -482,7 +486,10 @@ export class Commands {
     await this.connection.none({ ...o, method: 'POST', path: this.path('execs', id, 'signal'), json: { signal } })
   }
 
-  /** sendStdin writes to the stdin of a command, in the order of the calls, and returns when that is taken. */
+  /**
+   * sendStdin writes to the stdin of a command, in the order of the calls, and returns when that is
+   * taken.
+   */
   sendStdin(command: number | string, data: Data, opts: RequestOpts = {}): Promise<void> {
     return this.write(command, data, false, opts)
   }

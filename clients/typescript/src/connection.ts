@@ -60,7 +60,10 @@ export interface Request extends RequestOpts {
 /** NotRunningError reports that no daemon listens. */
 export class NotRunningError extends UnavailableError {}
 
-/** defaultSocket returns the path on which the user's own daemon listens, by the rule of the Go client. */
+/**
+ * defaultSocket returns the path on which the user's own daemon listens, by the rule of the Go
+ * client.
+ */
 export function defaultSocket(): string {
   const { SANDBOXD_SOCKET, XDG_RUNTIME_DIR, XDG_DATA_HOME, HOME } = process.env
   if (SANDBOXD_SOCKET) return SANDBOXD_SOCKET
@@ -195,7 +198,8 @@ export class Connection {
       if (r.type) more['content-type'] = r.type
     }
     if (body) more['content-length'] = String(body.length)
-    // The daemon can refuse an upload before it is sent. Its answer would otherwise race with a broken
+    // The daemon can refuse an upload before it is sent. Its answer would otherwise race with a
+    // broken
     // pipe here.
     if (pieces) more['expect'] = '100-continue'
     const options = this.prepare(r, more)

@@ -1,6 +1,8 @@
 import type { Code, Problem } from './api.js'
 
-/** SandboxError is the class of all errors of this package, but for the reason of an aborted signal. */
+/**
+ * SandboxError is the class of all errors of this package, but for the reason of an aborted signal.
+ */
 export class SandboxError extends Error {
   /** Code of the daemon's problem document; undefined if the daemon did not answer with one. */
   declare readonly code?: Code
@@ -34,7 +36,9 @@ export class ForbiddenError extends SandboxError {}
 export class NotFoundError extends SandboxError {}
 /** AlreadyExistsError reports a name that is taken. */
 export class AlreadyExistsError extends SandboxError {}
-/** ConflictError reports that the state of the sandbox does not allow it, or that no room is left. */
+/**
+ * ConflictError reports that the state of the sandbox does not allow it, or that no room is left.
+ */
 export class ConflictError extends SandboxError {}
 /** GoneError reports that the sandbox ended during the request. */
 export class GoneError extends SandboxError {}
@@ -95,7 +99,9 @@ const classes: Record<Code, new (message: string, options?: ErrorOptions & { pro
   internal: InternalError,
 }
 
-/** problemError returns the error of a problem document. A code of a later daemon is a SandboxError. */
+/**
+ * problemError returns the error of a problem document. A code of a later daemon is a SandboxError.
+ */
 export function problemError(p: Problem): SandboxError {
   const message = p.hint ? `${p.detail} (${p.hint})` : p.detail
   return new (Object.hasOwn(classes, p.code) ? classes[p.code] : SandboxError)(message, { problem: p })

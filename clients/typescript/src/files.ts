@@ -72,7 +72,9 @@ export interface WriteOpts extends RequestOpts {
   append?: boolean
 }
 
-/** IncompleteListError reports a list that lacks entries: they are too many, too deep or too long. */
+/**
+ * IncompleteListError reports a list that lacks entries: they are too many, too deep or too long.
+ */
 export class IncompleteListError extends SandboxError {
   constructor(message: string, readonly entries: EntryInfo[]) { super(message) }
 }

@@ -233,7 +233,10 @@ export class Sandbox implements AsyncDisposable {
     return info(await this.connection.json<SandboxRecord>(this.request('GET', [], opts)))
   }
 
-  /** isRunning reports whether the sandbox runs; one that is paused, has ended or was deleted does not. */
+  /**
+   * isRunning reports whether the sandbox runs; one that is paused, has ended or was deleted does
+   * not.
+   */
   async isRunning(opts: RequestOpts = {}): Promise<boolean> {
     try {
       return (await this.getInfo(opts)).state === 'running'

@@ -1,4 +1,5 @@
-// What a daemon never sends, from a server that is none: clear errors, no hang, no output taken for an end.
+// What a daemon never sends, from a server that is none: clear errors, no hang, no output taken for
+// an end.
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
 import { once } from 'node:events'
