@@ -5,7 +5,7 @@ import "strings"
 // Imports of libraries are found from the source's directory upwards, so that the working
 // directory's node_modules is linked there.
 var javascript = &Language{
-	Name: "javascript", Aliases: []string{"js", "node", "nodejs"}, File: "main.js", Extensions: []string{".js", ".mjs", ".cjs"}, Image: "polyglot",
+	Name: "javascript", Aliases: []string{"js", "node", "nodejs"}, File: "main.js", Extensions: []string{".js", ".mjs", ".cjs"}, Contexts: true, Image: "polyglot",
 	Toolchains: []Toolchain{{Run: []string{"node", dir + "/main.js"}}},
 	Links:      map[string]string{"node_modules": cwd + "/node_modules"},
 	Libraries:  npm,

@@ -169,7 +169,11 @@ func (c *codeContext) shown() api.Context {
 }
 
 func validateContext(req *api.CreateContext) (resident.Kernel, error) {
-	k, ok := resident.For(cmp.Or(req.Language, "python"), "")
+	name := cmp.Or(req.Language, "python")
+	if lang := interpreter.Find(name); lang != nil {
+		name = lang.Name
+	}
+	k, ok := resident.For(name, "")
 	if !ok {
 		return k, class.Invalidf("language %q: contexts are of %s", class.Clip(req.Language), strings.Join(resident.Languages(), ", "))
 	}
@@ -311,7 +315,7 @@ func (c *codeContext) start(ctx context.Context, rec *runtime.Record) error {
 	}
 	if _, err := c.s.detach(ctx, rec, req, detached{context: c}); err != nil {
 		if errors.Is(class.Marked(err), class.ErrProgramMissing) {
-			return noLanguage(rec, interpreter.Find(k.Language), k.Argv[:1])
+			return noLanguage(rec, interpreter.Find(k.Language), []string{k.Program})
 		}
 		return fmt.Errorf("start %s: %w", k.Language, err)
 	}
@@ -331,7 +335,10 @@ func (c *codeContext) start(ctx context.Context, rec *runtime.Record) error {
 		x := c.process()
 		c.end(context.WithoutCancel(ctx))
 		if errors.Is(err, errDied) {
-			err = fmt.Errorf("%s ended: %s", k.Argv[0], endOf(x, said))
+			if exit := x.Record().Exit; exit != nil && exit.Code == 127 { // of the shell that starts it
+				return noLanguage(rec, interpreter.Find(k.Language), []string{k.Program})
+			}
+			err = fmt.Errorf("%s ended: %s", k.Program, endOf(x, said))
 		}
 		return class.Mark(class.ErrContext, fmt.Errorf("start %s: %w", k.Language, err))
 	}

@@ -471,3 +471,53 @@ func TestBashContext(t *testing.T) {
 		t.Error(n)
 	}
 }
+
+func TestJavaScriptContext(t *testing.T) {
+	testenv.RequirePeer(t, "node")
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{Language: "js"})
+	for _, run := range []struct{ code, want string }{
+		{"const x = 5; let y = 1; function f() { return x + y }", `"" ""`},
+		{"console.log(x); console.error('e'); f()", `"5\n" "e\n" [6]*`},
+		{"'text'", `"" "" [text]*`},
+		{"await new Promise(r => setTimeout(() => r([1, {a: 2}]), 5))", `"" "" [[ 1, { a: 2 } ]]*`},
+		{"const z = await 3; z + 1", `"" "" [4]*`},
+		{"_ + z", `"" "" [7]*`},
+		{"display(1, 'two'); undefined", `"" "" [1] [two]`},
+		{"throw new TypeError('bad')", `"" "" TypeError: bad`},
+		{"await Promise.reject(new RangeError('later'))", `"" "" RangeError: later`},
+		{"throw null", `"" "" Error: null`},
+		{"let w = (", `"" "" SyntaxError: Unexpected end of input`},
+		{"console.log('a'); require('child_process').execSync('echo b', {stdio: 'inherit'}); console.log('c')", `"a\nb\nc\n" ""`},
+		{"process.stdin.read()", `"" "" [null]*`},
+		{"", `"" ""`},
+	} {
+		if got := summary(runIn(d, c, run.code)); got != run.want {
+			t.Errorf("%s\n got %s\nwant %s", run.code, got, run.want)
+		}
+	}
+	res := runIn(d, c, "function g() {\n  nosuch()\n}\ng()")
+	if want := "ReferenceError: nosuch is not defined\n    at g (<cell 15>:2:3)\n    at <cell 15>:4:1"; res.Failure == nil || res.Failure.Traceback != want {
+		t.Errorf("%+v", res.Failure)
+	}
+	for _, code := range []string{"while (true) {}", "await new Promise(() => setTimeout(() => {}, 1e9))", "require('child_process').execSync('sleep 1000')"} {
+		res := runReq(d, c, api.CodeRequest{Code: code, Timeout: 0.3})
+		if res.Failure == nil || !res.Exit.Timeout || strings.HasPrefix(res.Failure.Name, "Context") {
+			t.Errorf("%s: %.200s %+v", code, summary(res), res.Exit)
+		}
+	}
+	if got := summary(runIn(d, c, "f()")); got != `"" "" [6]*` {
+		t.Error(got)
+	}
+	if res := runIn(d, c, "process.exit(4)"); res.Failure == nil || res.Failure.Name != "ContextDied" || !strings.Contains(res.Failure.Value, "exit code 4") {
+		t.Error(summary(res))
+	}
+	var got strings.Builder
+	streamed(t, d, api.CodeRequest{Code: "for (let i = 0; i < 100000; i++) console.log(i)"}, c, func(e api.CodeEvent) { got.WriteString(e.Text) })
+	if n := strings.Count(got.String(), "\n"); n != 100000 {
+		t.Errorf("%d lines", n)
+	}
+	if res := runIn(d, c, "'x'.repeat(3000000)"); len(res.Results) != 1 || len(res.Results[0].Text) != 3000000 {
+		t.Error(len(res.Results))
+	}
+}

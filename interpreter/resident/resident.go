@@ -7,22 +7,23 @@ import (
 	"slices"
 )
 
-//go:embed bash.sh python.py python_charts.py python_display.py python_magic.py
+//go:embed bash.sh javascript.js python.py python_charts.py python_display.py python_magic.py
 var sources embed.FS
 
 // A Kernel is the program of a context.
 type Kernel struct {
 	Language string
+	Program  string // interpreter that the image must have
 	Argv     []string
 	Stdin    []byte // comes before the first request; nil if nothing does
 
-	words  bool   // requests are words, and messages stand between output
-	marker []byte // before each message
+	words  bool   // requests are words
+	marker []byte // before each message between output; nil if output comes in frames
 }
 
 // NewSplitter returns the splitter for the output of the kernel's process.
 func (k *Kernel) NewSplitter() Splitter {
-	if k.words {
+	if k.marker != nil {
 		return &marked{marker: k.marker}
 	}
 	return new(Decoder)
@@ -30,25 +31,33 @@ func (k *Kernel) NewSplitter() Splitter {
 
 // SharesStderr reports whether the process's stderr has output of programs, and not the
 // interpreter's own last words.
-func (k *Kernel) SharesStderr() bool { return k.words }
+func (k *Kernel) SharesStderr() bool { return k.marker != nil }
 
 // language is a kernel's source, and how the interpreter gets it.
 type language struct {
 	name    string
-	aliases []string
 	main    string            // file that the bootstrap executes
 	parts   map[string]string // files that the kernel executes when it needs them, by their names there
+	program string
 	argv    func(size int) []string
-	words   bool // the main file is an argument, behind argv, and the key another
+	marked  bool // messages stand between output; the main file is an argument, and the key another
+	words   bool // requests are words
 }
 
 var languages = []language{
 	{
-		name: "bash", aliases: []string{"sh", "shell"}, main: "bash.sh", words: true,
+		name: "bash", program: "bash", main: "bash.sh", marked: true, words: true,
 		argv: func(int) []string { return []string{"bash", "--noprofile", "--norc", "-c"} },
 	},
 	{
-		name: "python", aliases: []string{"python3", "py"}, main: "python.py",
+		name: "javascript", program: "node", main: "javascript.js", marked: true,
+		// Node cannot move its descriptors.
+		argv: func(int) []string {
+			return []string{"sh", "-c", `exec node -e "$1" "$3" 3<&0 4>&1 5>&2 </dev/null`, "sh"}
+		},
+	},
+	{
+		name: "python", program: "python3", main: "python.py",
 		parts: map[string]string{"display": "python_display.py", "magic": "python_magic.py", "charts": "python_charts.py"},
 		argv: func(size int) []string {
 			return []string{"python3", "-c", fmt.Sprintf(`import os
@@ -72,11 +81,11 @@ func Languages() (names []string) {
 	return names
 }
 
-// For returns the kernel of a language, by its name or an alias; false if there is none. The key
+// For returns the kernel of a language; false if there is none. The key
 // tells messages from output; each process has one of its own.
 func For(name, key string) (Kernel, bool) {
 	for _, l := range languages {
-		if l.name == name || slices.Contains(l.aliases, name) {
+		if l.name == name {
 			return l.kernel(key), true
 		}
 	}
@@ -85,8 +94,8 @@ func For(name, key string) (Kernel, bool) {
 
 func (l *language) kernel(key string) Kernel {
 	main := source(l.main)
-	if l.words {
-		return Kernel{Language: l.name, Argv: append(l.argv(len(main)), string(main), l.name, key), words: true, marker: []byte("\x00" + key + ":")}
+	if l.marked {
+		return Kernel{Language: l.name, Program: l.program, Argv: append(l.argv(len(main)), string(main), l.name, key), words: l.words, marker: []byte("\x00" + key + ":")}
 	}
 	parts := make(map[string]string, len(l.parts))
 	for name, file := range l.parts {
@@ -97,7 +106,7 @@ func (l *language) kernel(key string) Kernel {
 		panic(err) // strings
 	}
 	stdin := slices.Concat(main, line, []byte("\n"))
-	return Kernel{Language: l.name, Argv: l.argv(len(main)), Stdin: stdin}
+	return Kernel{Language: l.name, Program: l.program, Argv: l.argv(len(main)), Stdin: stdin}
 }
 
 func source(file string) []byte {

@@ -1,0 +1,162 @@
+'use strict';
+// The resident kernel of javascript contexts, an argument of node -e. Node's own REPL evaluates the
+// code, so that await works at the top. Requests come on descriptor 3; 4 and 5 are stdout and
+// stderr. Output of programs is the exec's own; messages stand in it behind a NUL and the key.
+(() => {
+  const fs = require('fs');
+  const repl = require('repl');
+  const util = require('util');
+  const {Writable} = require('stream');
+  const [REQUESTS, OUT, ERR] = [3, 4, 5];
+  const MOST = 48 << 10;
+  const MOST_MESSAGE = 16 << 20;
+  const key = process.argv[1];
+  process.argv.length = 1;
+  const pause = new Int32Array(new SharedArrayBuffer(4));
+
+  function put(fd, data) {
+    for (let at = 0; at < data.length;) {
+      try {
+        at += fs.writeSync(fd, data, at);
+      } catch (e) {
+        if (e.code !== 'EAGAIN') throw e;
+        Atomics.wait(pause, 0, 0, 1); // the pipe is full, and a child has made it non-blocking
+      }
+    }
+  }
+
+  let number = 0;
+  function say(kind, value) {
+    let data = Buffer.from(JSON.stringify(value));
+    while (data.length > MOST) {
+      put(OUT, Buffer.concat([Buffer.from(`\0${key}:+ ${number} ${MOST}\n`), data.subarray(0, MOST)]));
+      data = data.subarray(MOST);
+    }
+    put(OUT, Buffer.concat([Buffer.from(`\0${key}:${kind} ${number} ${data.length}\n`), data]));
+  }
+
+  // Streams that write at once: what was printed comes before the end of the run.
+  for (const [name, fd] of [['stdout', 1], ['stderr', 2]]) {
+    const stream = new Writable({
+      decodeStrings: true,
+      write(chunk, encoding, done) { put(fd, chunk); done(); },
+    });
+    stream.fd = fd;
+    stream._type = 'pipe';
+    Object.defineProperty(process, name, {configurable: true, enumerable: true, get: () => stream});
+  }
+  const nothing = new (require('stream').PassThrough)();
+  nothing.end();
+  Object.defineProperty(process, 'stdin', {configurable: true, enumerable: true, get: () => nothing});
+
+  let interrupts = 0;
+  process.on('SIGINT', () => { interrupts++; });
+  const shown = (e) => (e instanceof Error || (e && typeof e.stack === 'string') ? e.stack : `Uncaught ${util.inspect(e)}`);
+  const clean = (text) => text.split('\n').filter((line) => !/^\s+at .*(\(?node:|\[eval\]|REPL)/.test(line)).join('\n');
+  process.on('uncaughtException', (e) => { put(2, Buffer.from(clean(shown(e)) + '\n')); });
+  process.on('unhandledRejection', (e) => { put(2, Buffer.from(clean(shown(e)) + '\n')); });
+
+  const input = new (require('stream').PassThrough)();
+  const output = new Writable({write(chunk, encoding, done) { put(2, chunk); done(); }});
+  const server = repl.start({prompt: '', input, output, terminal: false, useGlobal: true, breakEvalOnSigint: true, useColors: false});
+  server.removeAllListeners('SIGINT');
+  server.on('exit', () => {});
+
+  function publish(value, main) {
+    const text = util.inspect(value);
+    const bundle = {text: typeof value === 'string' ? text.slice(1, -1) : text};
+    if (value && typeof value.toDataURL === 'function') {
+      const m = /^data:image\/png;base64,(.*)$/.exec(value.toDataURL());
+      if (m) bundle.png = m[1];
+    }
+    for (const [form, method] of [['html', 'toHTML'], ['svg', 'toSVG']]) {
+      try {
+        const v = value && typeof value === 'object' && typeof value[method] === 'function' && value[method]();
+        if (typeof v === 'string') bundle[form] = v;
+      } catch { /* it has no such form */ }
+    }
+    if (main) bundle.is_main_result = true;
+    if (JSON.stringify(bundle).length > MOST_MESSAGE / 4) {
+      for (const form of ['png', 'html', 'svg']) delete bundle[form];
+      bundle.text = `${text.slice(0, 1000)}... [a result of ${text.length} characters]`;
+    }
+    say('r', bundle);
+  }
+  globalThis.display = (...values) => { for (const v of values) publish(v, false); };
+
+  // The REPL passes what code throws at once to its domain, and other errors to the callback.
+  let pending = null;
+  const settle = (outcome) => {
+    const done = pending;
+    pending = null;
+    if (done) done(outcome);
+    return done !== null;
+  };
+  server._domain.removeAllListeners('error');
+  server._domain.on('error', (error) => {
+    if (!settle({error, thrown: true})) put(2, Buffer.from(clean(shown(error)) + '\n'));
+  });
+  const evaluate = (code, name) => { // outside of the promise's function, which stacks would show
+    const outcome = new Promise((done) => { pending = done; });
+    server.eval(code + '\n', server.context, name, (error, value) => settle({error, thrown: error !== null && error !== undefined, value}));
+    return outcome;
+  };
+
+  let count = 0;
+  async function run(request) {
+    const late = Date.now() + 500;
+    while (interrupts < (request.interrupts || 0) && Date.now() < late) {
+      await new Promise((done) => setTimeout(done, 5));
+    }
+    number = request.run;
+    count++;
+    const cpu = process.cpuUsage();
+    const old = {};
+    for (const [name, value] of Object.entries(request.env || {})) {
+      old[name] = process.env[name];
+      process.env[name] = value;
+    }
+    let {error, thrown, value} = await evaluate(request.code, `<cell ${count}>`);
+    for (const [name, v] of Object.entries(old)) {
+      if (v === undefined) delete process.env[name]; else process.env[name] = v;
+    }
+    if (error && error.err) error = error.err; // the REPL waits for more
+    const failed = thrown;
+    if (failed && error && error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') {
+      say('x', {name: 'KeyboardInterrupt', value: ''});
+    } else if (failed) {
+      let [name, message] = ['Error', ''];
+      try {
+        name = String((error && error.name) || 'Error');
+        message = error && error.message !== undefined ? String(error.message) : util.inspect(error);
+      } catch { /* an object of the user's that refuses */ }
+      say('x', {name, value: message, traceback: clean(String(shown(error)))});
+    } else if (value !== undefined) {
+      server.last = value;
+      publish(value, true);
+    }
+    interrupts = Math.max(interrupts, request.interrupts || 0);
+    put(ERR, Buffer.from(`\0${key}:s ${number} 0\n`));
+    const used = process.cpuUsage(cpu);
+    say('d', {ok: !failed, count, cpu_ms: (used.user + used.system) / 1000, memory_peak: process.resourceUsage().maxRSS * 1024});
+  }
+
+  let rest = Buffer.alloc(0);
+  let turn = Promise.resolve();
+  // Not a file: a thread that reads one keeps the process from ending.
+  const requests = new (require('net').Socket)({fd: REQUESTS, readable: true, writable: false});
+  requests.on('data', (data) => {
+    rest = Buffer.concat([rest, data]);
+    for (let end; (end = rest.indexOf(10)) >= 0; rest = rest.subarray(end + 1)) {
+      let request;
+      try {
+        request = JSON.parse(rest.subarray(0, end).toString());
+      } catch { // cut off by the end of a daemon, or empty
+        continue;
+      }
+      turn = turn.then(() => run(request));
+    }
+  });
+  requests.on('end', () => process.exit(0));
+  say('h', {protocol: 1, language: 'javascript', version: process.version});
+})();
