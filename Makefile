@@ -72,12 +72,21 @@ $(BIN)/sandboxd-launcher:
 	CGO_ENABLED=1 $(GOBUILD) -tags '$(TAGS)' -ldflags '$(LDFLAGS) -linkmode external -extldflags "-static"' -o $@ ./cmd/sandboxd-launcher
 
 .PHONY: clients
-clients: ## The Python client's wheel and sdist into build/clients, without a network
+clients: client-python client-typescript ## Build the packages of the clients into build/clients
+
+.PHONY: client-python
+client-python: # the wheel and the sdist, without a network
 	@python3 hack/pyclient.py build
+
+# The compiler comes from npm, as npm is configured here.
+.PHONY: client-typescript
+client-typescript:
+	cd clients/typescript && npm ci --ignore-scripts --no-audit --no-fund && npm run build && \
+		mkdir -p ../../build/clients && npm pack --ignore-scripts --pack-destination ../../build/clients
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf $(BIN) build
+	rm -rf $(BIN) build clients/typescript/dist clients/typescript/node_modules
 
 ##@ Check
 

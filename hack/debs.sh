@@ -1,25 +1,12 @@
 #!/bin/bash
 # debs.sh DIR: fetch the Debian packages that tests/layers makes images of, and those of programs that tests/functional and
-# tests/network and tests/docker run without installing them, into DIR, where they are not there yet; and the npm packages
-# that tests/mcpclients runs, as one archive that is named for the hash of their lock file.
+# tests/network and tests/docker run without installing them, into DIR, where they are not there yet.
 set -euo pipefail
 # shellcheck source=apt.sh
 . "$(dirname "$0")/apt.sh"
 tests=$(dirname "$0")/../tests
 mkdir -p "$1"
 dir=$(realpath "$1")
-clients=$tests/mcpclients/testdata
-archive=$dir/mcpclients-$(sha256sum "$clients/package-lock.json" | cut -c1-16).tar
-if [[ ! -e $archive ]]; then
-	work=$(mktemp -d "$dir/.npm-XXXXXX")
-	trap 'rm -rf "$work"' EXIT
-	cp "$clients"/package*.json "$work"
-	# Without scripts: what is fetched runs only when a test runs it.
-	(cd "$work" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >&2)
-	tar -C "$work" -cf "$work/archive" node_modules
-	mv "$work/archive" "$archive"
-	rm -rf "$work"
-fi
 missing=()
 while read -r package; do
 	[[ -z $package ]] || compgen -G "$dir/${package}_*.deb" >/dev/null || missing+=("$package")

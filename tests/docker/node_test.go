@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -42,12 +41,12 @@ func (f *face) steps(t *testing.T, argv ...string) []step {
 // environment.
 func (f *face) node(t *testing.T, script string, env ...string) []step {
 	t.Helper()
-	program := testenv.RequirePeer(t, "node")
+	program := harness.Node(t)
 	path, err := filepath.Abs(filepath.Join("testdata", "npm", script))
 	if err != nil {
 		t.Fatal(err)
 	}
-	argv := append([]string{"env", "NODE_PATH=" + harness.NodeModules(t), "TMPDIR=" + t.TempDir()}, env...)
+	argv := append([]string{"env", "NODE_PATH=" + harness.NodeModules(t, "docker"), "TMPDIR=" + t.TempDir()}, env...)
 	return f.steps(t, append(argv, program, path)...)
 }
 

@@ -20,7 +20,7 @@ func markdown(t *testing.T, root string) []string {
 		if err != nil {
 			return err
 		}
-		if e.IsDir() && (strings.HasPrefix(e.Name(), ".") && path != root || e.Name() == "testdata" || path == filepath.Join(root, "build")) {
+		if e.IsDir() && (strings.HasPrefix(e.Name(), ".") && path != root || e.Name() == "testdata" || e.Name() == "node_modules" || path == filepath.Join(root, "build")) {
 			return fs.SkipDir
 		}
 		if strings.HasSuffix(path, ".md") {

@@ -44,27 +44,6 @@ func Deb(t testing.TB, name string) string {
 	return found[len(found)-1]
 }
 
-// NodeModules is the directory of the npm packages that tests/docker runs, as its lock file has
-// them. The lanes have laid them for whoever runs the tests; a plain `go test` installs them once.
-func NodeModules(t testing.TB) string {
-	t.Helper()
-	if dir := os.Getenv("SANDBOXD_TEST_NODE_MODULES"); dir != "" {
-		return dir
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	install := exec.CommandContext(t.Context(), filepath.Join(Root(t), "hack", "npm.sh"), filepath.Join(cache, "sandboxd-tests", "npm"))
-	var said strings.Builder
-	install.Stderr = &said
-	out, err := install.Output()
-	if err != nil {
-		t.Fatalf("install npm packages: %v\n%s", err, &said)
-	}
-	return strings.TrimSpace(string(out))
-}
-
 // Dockerd is a Docker daemon of Debian's packages, a peer.
 type Dockerd struct {
 	Socket string

@@ -467,8 +467,7 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 	env := []string{
 		"PATH=" + search, "HOME=" + home, "LANG=C.UTF-8",
 		"TMPDIR=" + tmp, "XDG_RUNTIME_DIR=" + runtimeDir, "GORACE=atexit_sleep_ms=100",
-		"SANDBOXD_BIN=" + bin, "SANDBOXD_TEST_DEBS=" + o.debs(), "SANDBOXD_TEST_NODE_MODULES=" + o.nodeModules(),
-		"SANDBOXD_TEST_REQUIRE=" + l.require,
+		"SANDBOXD_BIN=" + bin, "SANDBOXD_TEST_DEBS=" + o.debs(), "SANDBOXD_TEST_NPM=" + o.npm(), "SANDBOXD_TEST_REQUIRE=" + l.require,
 	}
 	if more := os.Getenv("SANDBOXD_TEST_REQUIRE"); more != "" {
 		env[len(env)-1] += "," + more

@@ -202,8 +202,8 @@ func (o options) helpers() string { return filepath.Join(o.workDir, "helpers") }
 // debs is where the packages lie that tests make images of.
 func (o options) debs() string { return filepath.Join(o.workDir, "debs") }
 
-// nodeModules is where npm packages lie that tests/docker runs.
-func (o options) nodeModules() string { return filepath.Join(o.workDir, "node_modules") }
+// npm is where the npm packages lie that tests run or build with.
+func (o options) npm() string { return filepath.Join(o.workDir, "npm") }
 
 // provide makes the helpers and packages that all lanes need, once. Downloads are kept in a cache
 // that other users may not read.
@@ -224,18 +224,20 @@ func (o options) provide(ctx context.Context) error {
 	if out, err := exec.CommandContext(ctx, "hack/debs.sh", kept).CombinedOutput(); err != nil {
 		return fmt.Errorf("fetch packages: %w\n%s", err, out)
 	}
-	if out, err := exec.CommandContext(ctx, "sh", "-c", `install -m 644 "$1"/*.deb "$1"/*.tar "$2"`, "sh", kept, o.debs()).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "sh", "-c", `install -m 644 "$1"/*.deb "$2"`, "sh", kept, o.debs()).CombinedOutput(); err != nil {
 		return fmt.Errorf("copy packages: %w\n%s", err, out)
 	}
-	const modules = `set -e; modules=$(hack/npm.sh "$1" 2>&1) || { echo "$modules" >&2; exit 1; }
-		cp -r --link "$modules" "$2" 2>/dev/null || { rm -rf "$2"; cp -r "$modules" "$2"; }`
-	npm, unlock, err := testtree.Kept(ctx, "npm")
+	modules, free, err := testtree.Kept(ctx, "npm")
 	if err != nil {
 		return err
 	}
-	defer unlock()
-	if out, err := exec.CommandContext(ctx, "bash", "-c", modules, "modules", npm, o.nodeModules()).CombinedOutput(); err != nil {
+	defer free()
+	if out, err := exec.CommandContext(ctx, "hack/npm.sh", modules).CombinedOutput(); err != nil {
 		return fmt.Errorf("install npm packages: %w\n%s", err, out)
+	}
+	const place = `cp -r --link "$1" "$2" 2>/dev/null || { rm -rf "$2"; cp -r "$1" "$2"; }`
+	if out, err := exec.CommandContext(ctx, "sh", "-c", place, "sh", modules, o.npm()).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy npm packages: %w\n%s", err, out)
 	}
 	return nil
 }

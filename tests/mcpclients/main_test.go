@@ -6,8 +6,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,22 +22,13 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// packages unpacks the npm packages of testdata/package-lock.json beside a copy of testdata, and
-// returns the directory.
+// packages returns a copy of testdata with the npm packages of its lock file.
 func packages(t *testing.T) string {
 	t.Helper()
-	lock, err := os.ReadFile("testdata/package-lock.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	sum := sha256.Sum256(lock)
-	archive := filepath.Join(harness.Debs(t), "mcpclients-"+hex.EncodeToString(sum[:8])+".tar")
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS("testdata")); err != nil {
+	err := os.CopyFS(dir, os.DirFS("testdata"))
+	if err = errors.Join(err, os.Symlink(harness.NodeModules(t, "mcpclients"), filepath.Join(dir, "node_modules"))); err != nil {
 		t.Fatal(err)
-	}
-	if out, err := exec.CommandContext(t.Context(), "tar", "-C", dir, "-xf", archive).CombinedOutput(); err != nil {
-		t.Fatalf("unpack %s: %v: %s", archive, err, out)
 	}
 	return dir
 }
@@ -62,7 +51,7 @@ func node(t *testing.T, dir string, env []string, args ...string) (out string, e
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter) // it only ends what hangs
 	defer cancel()
-	cmd := exec.CommandContext(ctx, testenv.RequirePeer(t, "node"), args...)
+	cmd := exec.CommandContext(ctx, harness.Node(t), args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
 	var both bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &both, &both
