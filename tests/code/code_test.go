@@ -118,7 +118,7 @@ func (w *workshop) plain(t *testing.T, l *language, label string, req api.CodeRe
 		t.Fatal(err)
 	}
 	// Compiled in the source's directory and run in the request's.
-	script := `cd "$1" && shift && cwd=$1 && shift && ` + l.plain
+	var script string
 	if before, run, ok := strings.Cut(l.plain, " && exec "); ok {
 		script = `cd "$1" && d=$PWD && shift && cwd=$1 && shift && ` + before + ` && cd "$cwd" && exec ` + inDir(run)
 	} else {
