@@ -55,7 +55,7 @@ ends with "sandboxd context rm", after --idle-timeout, or with its sandbox.`,
 		},
 	}
 	f := cmd.Flags()
-	opts.processFlags.addFlags(f)
+	opts.addFlags(f)
 	f.StringVar(&opts.lang, "lang", "", "`language` (default python)")
 	f.Var(&opts.memory, "memory", "maximum address space of the interpreter, such as 1g (default: only the sandbox's limit)")
 	f.Var(&opts.idle, "idle-timeout", "delete the context after this time without a run (default: never)")

@@ -320,7 +320,7 @@ func (c *codeContext) start(ctx context.Context, rec *runtime.Record) error {
 		return fmt.Errorf("start %s: %w", k.Language, err)
 	}
 	if old != nil {
-		c.s.forget(ctx, old) //nolint:contextcheck // it ignores the request's end
+		c.s.forget(ctx, old)
 	}
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()

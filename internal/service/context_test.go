@@ -353,7 +353,9 @@ except KeyboardInterrupt:
 		})
 	}()
 	<-began
-	<-ended
+	if err := <-ended; err == nil {
+		t.Error("a run whose client left was answered")
+	}
 	first.Cancel()
 	first.Wait()
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -96,6 +97,8 @@ func (d *Decoder) Next() (Frame, bool, error) {
 	size := binary.BigEndian.Uint32(left)
 	switch f.Kind {
 	case KindHello, KindStdout, KindStderr, KindResult, KindError, KindDone, KindPiece:
+	case kindSync:
+		fallthrough
 	default:
 		return Frame{}, false, violated("a frame of type %q", rune(f.Kind))
 	}
@@ -185,7 +188,7 @@ func (r *Reader) Read(f Frame) (*Message, error) {
 		if f.Kind != KindResult && f.Kind != KindError {
 			return nil, violated("pieces of a frame of type %q", rune(f.Kind))
 		}
-		payload = append(r.pieces, f.Payload...)
+		payload = slices.Concat(r.pieces, f.Payload)
 		r.pieces = nil
 	}
 	if r.Skip && f.Kind != KindDone {
@@ -220,6 +223,8 @@ func (r *Reader) Read(f Frame) (*Message, error) {
 			return nil, err
 		}
 		m.Done.bound()
+	case KindHello, KindPiece, kindSync:
+		fallthrough
 	default:
 		return nil, violated("a frame of type %q in a run", rune(f.Kind))
 	}

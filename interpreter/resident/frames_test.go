@@ -11,7 +11,7 @@ import (
 )
 
 func frame(kind byte, run uint32, payload string) []byte {
-	b := binary.BigEndian.AppendUint32(nil, uint32(len(payload))) //nolint:gosec // small
+	b := binary.BigEndian.AppendUint32(nil, uint32(len(payload)))
 	b = append(b, kind)
 	b = binary.BigEndian.AppendUint32(b, run)
 	return append(b, payload...)

@@ -199,6 +199,8 @@ func header(text string) (f Frame, size int, err error) {
 	}
 	switch f.Kind = Kind(fields[0][0]); f.Kind {
 	case KindHello, KindResult, KindError, KindDone, KindPiece, kindSync:
+	case KindStdout, KindStderr:
+		fallthrough
 	default:
 		return f, 0, violated("a message of type %q", fields[0])
 	}

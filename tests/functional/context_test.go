@@ -92,8 +92,8 @@ func TestContextIdles(t *testing.T) {
 	s := d.Create(t, api.CreateSandbox{IdleTimeout: 1})
 	short := newContext(t, d, s, api.CreateContext{IdleTimeout: 0.2})
 	harness.Eventually(t, func() error {
-		if _, err := d.Client(t).GetContext(t.Context(), s.ID, short.ID); !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
-			return fmt.Errorf("the context is there: %v", err)
+		if got, err := d.Client(t).GetContext(t.Context(), s.ID, short.ID); !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
+			return fmt.Errorf("the context is there: %+v", got)
 		}
 		return nil
 	})
