@@ -64,7 +64,7 @@ type Event struct {
 	Sandbox  string            `json:"sandbox,omitempty"`  // ID of the sandbox of an exec, port, snapshot, committed image or connection
 	Image    string            `json:"image,omitempty"`    // reference of a sandbox's image
 	Snapshot string            `json:"snapshot,omitempty"` // ID of the one that a sandbox was created from or rolled back to
-	State    SandboxState      `json:"state,omitempty"`    // of a sandbox, after the change
+	State    SandboxState      `json:"state,omitempty"`    // of a sandbox, after the change; of the one that is connected
 	Health   HealthStatus      `json:"health,omitempty"`   // of a sandbox
 	Reason   string            `json:"reason,omitempty"`   // of a stop or failure
 	Code     *int              `json:"code,omitempty"`     // exit code of an exec, or of a stopped sandbox's main process; absent if unknown
