@@ -64,7 +64,7 @@ type Event struct {
 	Sandbox  string            `json:"sandbox,omitempty"`  // ID of the sandbox of an exec, port, snapshot, committed image or connection
 	Image    string            `json:"image,omitempty"`    // reference of a sandbox's image
 	Snapshot string            `json:"snapshot,omitempty"` // ID of the one that a sandbox was created from or rolled back to
-	State    SandboxState      `json:"state,omitempty"`    // of a sandbox, after the change
+	State    SandboxState      `json:"state,omitempty"`    // of a sandbox, after the change; of the one that is connected
 	Health   HealthStatus      `json:"health,omitempty"`   // of a sandbox
 	Idle     bool              `json:"idle,omitempty"`     // of a start or stop: the sandbox runs without its main process
 	Reason   string            `json:"reason,omitempty"`   // of a stop or failure

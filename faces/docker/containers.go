@@ -865,7 +865,12 @@ func (c *call) deleteContainer() error {
 		case container.StateCreated, container.StateExited, container.StateRemoving, container.StateDead:
 		}
 	}
-	err = c.f.api.DeleteSandbox(c.ctx(), sb.ID)
+	if sb.State == api.StateRunning || sb.State == api.StatePaused { // so that events tell of its end, too
+		_, err = c.f.api.StopSandbox(c.ctx(), sb.ID, api.StopSandbox{Grace: new(0.0)})
+	}
+	if err == nil {
+		err = c.f.api.DeleteSandbox(c.ctx(), sb.ID)
+	}
 	if err != nil && !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
 		return err
 	}

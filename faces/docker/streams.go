@@ -652,7 +652,8 @@ func (c *call) postExec() error {
 		x.Rows, x.Cols = uint16(s[0]), uint16(s[1]) //nolint:gosec // compared before
 	}
 	asked := execAsked{
-		User: cmp.Or(req.User, requestOf(sb).User), Stdin: req.AttachStdin, Stdout: req.AttachStdout, Stderr: req.AttachStderr}
+		User: cmp.Or(req.User, requestOf(sb).User), Stdin: req.AttachStdin, Stdout: req.AttachStdout, Stderr: req.AttachStderr,
+	}
 	if req.DetachKeys != "" {
 		asked.DetachKeys = keys
 	}

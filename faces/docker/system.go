@@ -198,6 +198,10 @@ func (c *call) getEvents() error {
 		switch e.Type { //nolint:exhaustive // the others are of no container
 		case api.EventSandbox:
 			seen[e.Object] = e
+		case api.EventNetwork:
+			if e.State == api.StateStopped || e.State == api.StateLost {
+				return nil // it joins when it starts
+			}
 		case api.EventExec:
 			if e.Main {
 				return nil

@@ -341,7 +341,7 @@ func (s *API) rejoin(ctx context.Context, ref, name string, action api.EventActi
 	if err := s.networks.SetNetwork(ctx, &rec, was); err != nil {
 		return fail(errors.Join(err, s.restoreNetwork(rec.ID, was)))
 	}
-	s.events.Publish(rec.Tenant, api.Event{Type: api.EventNetwork, Action: action, Object: name, Sandbox: rec.ID, Name: rec.Name})
+	s.events.Publish(rec.Tenant, api.Event{Type: api.EventNetwork, Action: action, Object: name, Sandbox: rec.ID, Name: rec.Name, State: rec.State})
 	return nil
 }
 

@@ -2,8 +2,8 @@ package docker
 
 import (
 	"fmt"
+	"maps"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -72,7 +72,7 @@ var networkLines = []line{
 	{args: "inspect --format '{{range $n, $e := .NetworkSettings.Networks}}{{$n}} {{$e.Aliases}};{{end}}' client", out: `^net \[\];shop_default \[c1\];\n$`},
 	{args: "start -a client", out: `\n\r\nserved\n$`},
 	{args: "network disconnect shop_default client"},
-	{args: "network disconnect shop_default client", code: 1, err: `is not connected to network shop_default`},
+	{args: "network disconnect shop_default client", code: 1, err: `is not connected to the network shop_default`},
 	{args: "network disconnect net client"},
 	{args: "inspect --format '{{len .NetworkSettings.Networks}}' client", out: `^0\n$`},
 	{args: "start -a client", code: 1},
@@ -119,15 +119,18 @@ func TestNetworkLines(t *testing.T) {
 		before := len(f.events(t, `{"network":["shop_default"]}`))
 		f.runLines(t, which, docker, networkLines, os.Getenv)
 		id := networkID(t, f, docker, "shop_default")
-		want := []string{"create", "connect", "disconnect", "connect", "connect", "disconnect", "destroy", "create", "destroy"}
-		for i := range want {
-			want[i] = "network " + want[i] + " " + id
+		times := map[string]int{}
+		got := f.events(t, `{"network":["shop_default"]}`)[before:]
+		for _, e := range got {
+			times[strings.TrimSuffix(strings.TrimPrefix(e, "network "), " "+id)]++
 		}
-		if got := f.events(t, `{"network":["shop_default"]}`)[before:]; !slices.Equal(got, want) {
-			t.Errorf("%s: events: %q, want %q", which, got, want)
+		// Containers join when they start, and leave when they end.
+		joins := times["connect"]
+		if want := map[string]int{"create": 2, "connect": joins, "disconnect": joins, "destroy": 2}; joins < 8 || !maps.Equal(times, want) {
+			t.Errorf("%s: events: %q, %v", which, got, times)
 		}
 	}
-	if bridge := f.events(t, `{"network":["bridge"]}`); len(bridge) < 2 {
+	if bridge := f.events(t, `{"network":["bridge"]}`); len(bridge) < 1 {
 		t.Errorf("a container that joins another network stays in bridge: events %q", bridge)
 	}
 	if got := f.events(t, `{"network":["net"],"type":["container"]}`); len(got) != 0 {

@@ -433,11 +433,11 @@ func TestExecInADirectoryOfRoot(t *testing.T) {
 				if err != nil {
 					t.Fatalf("%s: %v", dir, err)
 				}
-				out := string(end.Stdout)
+				out := end.Stdout
 				if !strings.HasPrefix(out, dir+"\n1000\n") || strings.Contains(out, "A=") || !strings.Contains(out, "C=d\n") || strings.Contains(out, "E\n") {
 					t.Errorf("%s: %q, %q", dir, out, end.Stderr)
 				}
-				if denied := strings.Contains(string(end.Stderr), "denied"); denied != (dir == "/secret") {
+				if denied := strings.Contains(end.Stderr, "denied"); denied != (dir == "/secret") {
 					t.Errorf("%s: %q", dir, end.Stderr)
 				}
 			}

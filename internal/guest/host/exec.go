@@ -511,6 +511,7 @@ func exitOf(a *guest.ExitedAnswer, timeout, elapsed time.Duration) (ExecExit, bo
 // Reach is the processes of an exec that get a signal.
 type Reach int
 
+// The reaches of signals.
 const (
 	ReachGroup Reach = iota // the main process's group
 	ReachMain               // the main process alone; an init of an earlier version sends nothing

@@ -563,7 +563,7 @@ func enterFor(dir int, attr *syscall.ProcAttr) (leave func(), err error) {
 	attr.Dir = ""
 	if unix.Fchdir(dir) != nil {
 		attr.Dir = "/proc/self/fd/" + strconv.Itoa(dir)
-		return func() {}, nil
+		return func() {}, nil //nolint:nilerr // the child tries
 	}
 	leave = func() { _ = unix.Chdir("/") }
 	var buf [unix.PathMax]byte
