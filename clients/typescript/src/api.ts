@@ -198,6 +198,16 @@ export interface CheckList {
   checks: Check[]
 }
 
+/** CheckRegistry is the body of POST /v1/registries/check. */
+export interface CheckRegistry {
+  /** address, such as "docker.io" or "registry.example:5000" */
+  registry: string
+  /** as in PullImage */
+  insecure?: boolean
+  /** as in PullImage */
+  auth?: RegistryAuth
+}
+
 /** Code is the machine-readable class of an error, from a closed list. */
 export type Code = "invalid_argument" | "too_large" | "forbidden" | "not_found" | "already_exists" | "conflict" | "gone" | "program_not_found" | "program_not_allowed" | "unenforceable" | "registry_error" | "image_invalid" | "build_failed" | "language_not_found" | "install_failed" | "unavailable" | "internal"
 
@@ -431,7 +441,7 @@ export interface CreateSandbox {
   snapshot?: string
   /** unique per tenant; letters, digits, "_.-", at most 63; default: generated */
   name?: string
-  /** "KEY=value", added to the image's own for every exec */
+  /** "KEY=value", added to the image's own for every exec; "KEY" takes it away */
   env?: string[]
   /** absolute, made if it is missing; default: the image's working directory, else "/" */
   cwd?: string
@@ -591,8 +601,8 @@ export interface DiskShare {
 }
 
 /**
- * DiskStats is what the sandbox's files took when they were last counted: at most some seconds ago,
- * and less the nearer a limit is.
+ * DiskStats is the space of the sandbox's files when last counted: at most some seconds ago, and
+ * less the nearer a limit is.
  */
 export interface DiskStats {
   /** of allocated blocks */
@@ -686,6 +696,11 @@ export interface Enforced {
   volumes?: string
   /** Workspace is WorkspaceMapped or WorkspaceShared; empty without a workspace. */
   workspace?: string
+  /**
+   * Uncounted names the memory of the kernel that programs can take and that neither a limit nor a
+   * cgroup counts: UncountedLocks and UncountedTimestamps. It ends with them.
+   */
+  uncounted?: string[]
   /** Missing names the defaults that this host cannot provide, each with its remedy. */
   missing?: string[]
 }
@@ -713,21 +728,27 @@ export interface Event {
   image?: string
   /** ID of the one that a sandbox was created from or rolled back to */
   snapshot?: string
-  /** of a sandbox, after the change */
+  /** of a sandbox, after the change; of the one that is connected */
   state?: SandboxState
   /** of a sandbox */
   health?: HealthStatus
+  /** of a start or stop: the sandbox runs without its main process */
+  idle?: boolean
   /** of a stop or failure */
   reason?: string
   /** exit code of an exec, or of a stopped sandbox's main process; absent if unknown */
   code?: number
   /** argv0 of an exec */
   program?: string
+  /** the exec is a sandbox's main process */
+  main?: boolean
   /** name before a renaming; source of a tag */
   from?: string
   /** IDs */
   forks?: string[]
   port?: PortMapping
+  /** named ones of a sandbox that runs now, or has stopped */
+  networks?: string[]
   /** of a sandbox, snapshot, volume or network */
   labels?: Record<string, string>
   /**
@@ -775,6 +796,8 @@ export interface Exec {
   usage?: Usage
   /** of a lost exec */
   error?: Problem
+  /** as in ExecRequest */
+  annotations?: Record<string, string>
   /** written so far; 0 if a client reads the program's pipes itself */
   stdout_bytes: number
   stderr_bytes: number
@@ -842,7 +865,7 @@ export interface ExecList {
 export interface ExecRequest {
   /** program and arguments, without a shell; a name without "/" is looked up in PATH of env */
   argv: string[]
-  /** added to the sandbox's; the last value of a name wins */
+  /** added to the sandbox's; the last value of a name wins, and "KEY" takes it away */
   env?: string[]
   /** absolute; default: the sandbox's. It must exist unless cwd_create is set */
   cwd?: string
@@ -887,6 +910,10 @@ export interface ExecRequest {
    * end; Stdin is then empty.
    */
   stdin_open?: boolean
+  /**
+   * Annotations are notes of the client for itself, shown with the exec: at most 64 keys and 4 KiB.
+   */
+  annotations?: Record<string, string>
 }
 
 /** ExecResult is the buffered answer to an exec. A non-zero exit code is a result, not an error. */
@@ -912,6 +939,8 @@ export interface ExecSignal {
    * group.
    */
   all?: boolean
+  /** Main signals the program alone, without the rest of its process group. */
+  main?: boolean
 }
 
 /** ExecState is the phase of an exec's life. */
@@ -1542,6 +1571,8 @@ export interface Mount {
   target: string
   /** ReadOnly keeps every program of the sandbox from writing there. */
   read_only?: boolean
+  /** Create makes missing directories of a bind's source when the sandbox is created, mode 0755. */
+  create?: boolean
   /** NoCopy leaves an empty volume empty. It is for volumes. */
   no_copy?: boolean
   /** Anonymous is set in answers: the volume is removed with the last sandbox that has it. */
@@ -1945,6 +1976,13 @@ export interface RegistryAuth {
   password?: string
   /** exchanged for tokens at the registry's token server */
   identity_token?: string
+}
+
+/** RegistryChecked is the answer to POST /v1/registries/check. */
+export interface RegistryChecked {
+  accepted: boolean
+  /** status with which the registry refuses the credentials */
+  refusal?: string
 }
 
 /** RenameSandbox is the body of POST /v1/sandboxes/{id}/rename. */
@@ -2511,6 +2549,13 @@ export interface StopSandbox {
    * Default: DefaultGrace.
    */
   grace?: number
+  /** Signal is sent instead of the sandbox's stop_signal. */
+  signal?: string
+  /**
+   * Main asks and awaits the main process alone. Other processes are killed when it has ended.
+   * Without a main process, all processes are asked.
+   */
+  main?: boolean
 }
 
 /** SystemInfo is the answer to GET /v1/system. */
@@ -2583,9 +2628,14 @@ export interface UpdateSandbox {
   /**
    * Network replaces mode and policy of a sandbox that has a network, whose budget stays.
    * Connections that the new policy refuses are reset. A running one without a network cannot be
-   * given one. Of a sandbox that does not run, the network is all that can be changed.
+   * given one. Of a sandbox that does not run, network and restart are all that can be changed.
    */
   network?: Network
+  /**
+   * Restart replaces the restart policy, as in Settings. It holds from the next end on, and for a
+   * restart that is due.
+   */
+  restart?: string
 }
 
 /** Usage holds the resources that an exec or a sandbox consumed. */
@@ -2710,6 +2760,12 @@ export interface Workspace {
    */
   device: number
   inode: number
+  /**
+   * Hidden are paths below Source that programs do not see, also if the host gets a file there
+   * later. They are relative, in their shortest form, and chosen once, when the sandbox is created.
+   * At most MaxHidden with MaxHiddenBytes bytes together.
+   */
+  hidden?: string[]
   /**
    * UID and GID are the ids of the sandbox's programs, which own the files where the mount's ids
    * are mapped; set by the daemon.
