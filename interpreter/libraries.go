@@ -187,6 +187,8 @@ var apt = &Libraries{
 			name, version, _ := strings.Cut(n, "=")
 			files = append(files, local.find(name, version, "_", ".deb"))
 		}
-		return [][]Step{{{Argv: concat(install, []string{"--no-download", "--"}, files), Env: env}}}
+		// Without sources, so that nothing comes from elsewhere; --no-download refuses files, too.
+		none := []string{"-o", "Dir::Etc::sourcelist=/dev/null", "-o", "Dir::Etc::sourceparts=/dev/null", "--"}
+		return [][]Step{{{Argv: concat(install, none, files), Env: env}}}
 	},
 }
