@@ -574,8 +574,8 @@ func enterFor(dir int, attr *syscall.ProcAttr) (leave func(), err error) {
 	return leave, nil
 }
 
-// fork starts path in dir and adds the process to the table. If the result is a whole one, the caller must
-// call [server.ended].
+// fork starts path in dir and adds the process to the table. If the result is a whole one, the
+// caller must call [server.ended].
 func (s *server) fork(c *conn, dir int, path string, argv []string, attr *syscall.ProcAttr, whole bool) (*process, error) {
 	p := &process{conn: c, uts: -1, pidfd: -1, done: make(chan struct{})}
 	err := func() error {

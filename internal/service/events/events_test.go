@@ -525,11 +525,13 @@ func TestExecsLinger(t *testing.T) {
 			}
 		}, lingerMost},
 		"a reader": {func(t *testing.T, l *Log) {
+			t.Helper()
 			if err := l.Read(t.Context(), "", Query{}, func(api.Event) error { return nil }); err != nil {
 				t.Error(err)
 			}
 		}, 2},
 		"close": {func(t *testing.T, l *Log) {
+			t.Helper()
 			if err := l.Close(); err != nil {
 				t.Error(err)
 			}
