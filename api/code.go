@@ -25,8 +25,9 @@ type CodeRequest struct {
 	// gems, .deb files, or a Go module proxy. Libraries are installed of these alone.
 	LibraryDir string `json:"library_dir,omitempty"`
 	// Timeout is the time in seconds after which every process of the run is killed, from its start;
-	// installation and compilation count. The output until then is kept. In a context the run is interrupted, and the
-	// context is restarted if that does not end it. 0 means only the sandbox's deadline.
+	// installation and compilation count. The output until then is kept. In a context the run is
+	// interrupted, and the context is restarted if that does not end it. 0 means only the sandbox's
+	// deadline.
 	Timeout float64 `json:"timeout,omitempty"`
 	// OutputLimit is the maximum number of bytes kept of each stream in a buffered answer, as in
 	// [ExecRequest].
