@@ -188,6 +188,10 @@ bench-net: deps build ## The figures of networks there, against slirp4netns, pas
 	@hack/deps.sh $(NET_BENCH_DEPS) || echo 'without the peers that are missing'
 	@hack/bench-net.sh
 
+.PHONY: bench-code
+bench-code: deps build ## Code runs, in turns with the host's python3 -c: ITERATIONS=100
+	$(GO) test -buildvcs=false -tags '$(TAGS)' -run '^$$' -bench Python -benchtime $(or $(ITERATIONS),100)x ./tests/code
+
 .PHONY: bench-docker
 bench-docker: deps build ## The figures of Docker's clients there, against dockerd; root only: ROUNDS=40
 	@hack/bench-docker.sh

@@ -19,7 +19,7 @@ func goToolchain(program string) Toolchain {
 	}
 }
 
-// Every run is a module of its own; what it downloads stays in the module cache.
+// Every run is a module of its own; downloads stay in the module cache.
 var goModules = &Libraries{
 	Manager: "go", Check: checkGo,
 	Ways: func(names []string, local *Local) [][]Step {

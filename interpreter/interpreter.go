@@ -55,7 +55,7 @@ type Probe struct {
 	Want []string // one of these is its whole output, without space around it
 }
 
-// Fits reports whether the probe with this exit code and output found what it looks for.
+// Fits reports whether the probe with this exit code and output found the toolchain.
 func (p *Probe) Fits(code int, stdout string) bool {
 	return code == 0 && slices.Contains(p.Want, strings.TrimSpace(stdout))
 }

@@ -119,7 +119,7 @@ func TestLocalPackages(t *testing.T) {
 	}
 }
 
-// TestFailures reads what the programs really printed.
+// TestFailures reads real output of programs.
 func TestFailures(t *testing.T) {
 	for _, c := range []struct {
 		name, lang, stderr string

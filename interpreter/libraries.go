@@ -10,7 +10,7 @@ import (
 // Libraries says how the package manager of a language installs libraries.
 type Libraries struct {
 	Manager string
-	// Check refuses what is not a name of this ecosystem, with a version at most. What it accepts
+	// Check refuses all but a name of this ecosystem, with a version at most. An accepted name
 	// never begins with a dash, and is no path and no URL.
 	Check func(name string) error
 	// Ways returns the ways to install libraries with these names, best first: the programs of each

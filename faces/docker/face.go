@@ -206,7 +206,8 @@ func statusOf(err error) int {
 		return http.StatusInternalServerError
 	}
 	switch p.Code {
-	case api.CodeInvalid, api.CodeTooLarge, api.CodeUnenforceable, api.CodeProgramMissing, api.CodeProgramDenied, api.CodeImage:
+	case api.CodeInvalid, api.CodeTooLarge, api.CodeUnenforceable, api.CodeProgramMissing, api.CodeProgramDenied, api.CodeImage,
+		api.CodeNoLanguage, api.CodeLibraries:
 		return http.StatusBadRequest
 	case api.CodeForbidden:
 		return http.StatusForbidden

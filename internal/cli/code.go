@@ -18,7 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/interpreter"
 )
 
-// Bounds of what the daemon takes in one request.
+// Bounds of one request to the daemon, in bytes.
 const (
 	maxSource = 1 << 20
 	maxStdin  = 16 << 20

@@ -182,7 +182,7 @@ func report(ctx context.Context, stderr io.Writer, cmd *cobra.Command, err error
 		fmt.Fprintf(stderr, "hint: %s --help\n", cmd.CommandPath())
 	}
 	switch {
-	case errors.Is(err, &api.Problem{Code: api.CodeProgramMissing}) && ours:
+	case (errors.Is(err, &api.Problem{Code: api.CodeProgramMissing}) || errors.Is(err, &api.Problem{Code: api.CodeNoLanguage})) && ours:
 		return CodeNotFound
 	case errors.Is(err, &api.Problem{Code: api.CodeProgramDenied}) && ours:
 		return CodeNotAllowed

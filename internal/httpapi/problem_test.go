@@ -15,7 +15,7 @@ import (
 var allCodes = []api.Code{
 	api.CodeInvalid, api.CodeTooLarge, api.CodeForbidden, api.CodeNotFound, api.CodeExists, api.CodeConflict, api.CodeGone,
 	api.CodeProgramMissing, api.CodeProgramDenied, api.CodeUnenforceable, api.CodeRegistry, api.CodeImage,
-	api.CodeBuild, api.CodeUnavailable, api.CodeInternal,
+	api.CodeBuild, api.CodeNoLanguage, api.CodeLibraries, api.CodeUnavailable, api.CodeInternal,
 }
 
 func TestEveryClassHasACodeAndEveryCodeAClass(t *testing.T) {

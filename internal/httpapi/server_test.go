@@ -43,7 +43,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 		}
 		ofTenants := strings.HasPrefix(route.pattern, "/v1/sandboxes") || strings.HasPrefix(route.pattern, "/v1/snapshots") || strings.HasPrefix(route.pattern, "/v1/images") ||
 			strings.HasPrefix(route.pattern, "/v1/profiles") || strings.HasPrefix(route.pattern, "/v1/secrets") || strings.HasPrefix(route.pattern, "/v1/volumes") || route.pattern == "/v1/run" || route.pattern == "/v1/builds" || route.pattern == "/v1/events" || strings.HasPrefix(route.pattern, "/v1/networks") ||
-			route.pattern == "/v1/stats" || route.pattern == "/v1/system/df"
+			route.pattern == "/v1/stats" || route.pattern == "/v1/languages" || route.pattern == "/v1/system/df"
 		if route.access == tenant && (!ofTenants || route.pattern == "/v1/images/verify") {
 			t.Errorf("%s is open to tenants", route.pattern)
 		}

@@ -90,7 +90,7 @@ func copyIn(t *testing.T, d *harness.Daemon, s *harness.Sandbox, from, to string
 	}
 }
 
-// outcome is what is compared of a run.
+// outcome is the compared part of a run.
 type outcome struct {
 	stdout, stderr string
 	code           int
@@ -118,7 +118,7 @@ func (w *workshop) plain(t *testing.T, l *language, label string, req api.CodeRe
 		t.Fatal(err)
 	}
 	// Compiled in the source's directory and run in the request's.
-	script := `cd "$1" && shift && cwd=$1 && shift && ` + l.plain
+	var script string
 	if before, run, ok := strings.Cut(l.plain, " && exec "); ok {
 		script = `cd "$1" && d=$PWD && shift && cwd=$1 && shift && ` + before + ` && cd "$cwd" && exec ` + inDir(run)
 	} else {
@@ -139,7 +139,7 @@ func inDir(command string) string {
 
 // TestTable runs each language's program of each case as code and plainly.
 //
-// One lane is enough: what a privilege changes about runs, functional.TestCode looks at in both.
+// One lane is enough: functional.TestCode looks at the differences between users, in both.
 func TestTable(t *testing.T) {
 	testenv.SameForAll(t)
 	w := open(t)

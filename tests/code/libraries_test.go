@@ -19,7 +19,7 @@ type library struct {
 	files map[string][]byte // below the directory
 	build string            // shell commands that make the package there; empty: the files are it
 	name  string            // as a request asks for it
-	code  string            // prints what the library says
+	code  string            // prints "from a library"
 	none  string            // a library that is not in the directory, as the package manager repeats it
 }
 

@@ -1,7 +1,7 @@
 package code
 
 // A language is the table's row: one program for each case, how the language is run plainly, and
-// what its error messages say of lines.
+// the lines in its error messages.
 type language struct {
 	name, file string
 	plain      string // by sh, in the directory of the file; the program's arguments are "$@"
@@ -9,16 +9,16 @@ type language struct {
 	hello       string // prints "hello"
 	stdin       string // prints its input in upper case
 	exit        string // exits 3
-	runtime     string // fails at once; what it says has line
+	runtime     string // fails at once; its message has line
 	line        string
-	syntax      string // is no program; what is said of it has syntaxLine
+	syntax      string // is no program; the message has syntaxLine
 	syntaxLine  string
 	timeout     string // prints "before" and waits for hours
 	memory      string // uses 64 MB and prints "used"
 	unicode     string // prints unicodeText
 	large       string // prints largeLines lines
 	files       string // writes in.txt to out.txt
-	missing     string // needs the library nosuchlib; what is said of it has missingText
+	missing     string // needs the library nosuchlib; the message has missingText
 	missingText string
 	args        string // prints its arguments, one a line
 	env         string // prints the variable CODE_TEST

@@ -172,6 +172,7 @@ func TestCodeCommand(t *testing.T) {
 		{"failure", "", []string{"code", "--code", "\n1/0"}, 1, "", "line 2"},
 		{"timeout", "", []string{"code", "--timeout", "1s", "--code", "import time; time.sleep(999)"}, 124, "", "timeout"},
 		{"no language", "", []string{"code", "--lang", "cobol", "--code", "x"}, 125, "", "cobol"},
+		{"language that is not there", "", []string{"code", "-e", "PATH=/none", "--code", "1"}, 127, "", "images/python"},
 		{"no file", "", []string{"code", "/no/such.py"}, 125, "", "no such file"},
 		{"nothing", "", []string{"code"}, 125, "", "no source"},
 		{"sandbox flag in a sandbox", "", []string{"code", "--in", s.ID, "--memory", "1g", "-"}, 125, "", "--memory"},
