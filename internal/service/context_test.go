@@ -217,31 +217,38 @@ func TestHostileKernel(t *testing.T) {
 		"def put(kind, data=b'', size=None, run=None):\n" +
 		"    data = struct.pack('>IcI', len(data) if size is None else size, kind, k.seq if run is None else run) + data\n" +
 		"    while data: data = data[os.write(k.answers, data):]\n"
-	for _, attack := range []struct{ code, want string }{
-		{"os.write(k.answers, b'nonsense and more of it')", "ContextRestarted"},
-		{"put(b'?')", "ContextRestarted"},
-		{"put(b'o', size=1<<31)", "ContextRestarted"},
-		{"put(b'o', b'x' * 60000)", "ContextRestarted"},
-		{"put(b'o', b'for another', run=k.seq + 1)", "ContextRestarted"},
-		{"put(b'h', b'{}')", "ContextRestarted"},
-		{"put(b'r', b'{\"text\": 5}')", "ContextRestarted"},
-		{"put(b'r', b'{\"nosuch\": 5}')", "ContextRestarted"},
-		{"put(b'r', b'{} {}')", "ContextRestarted"},
-		{"put(b'r', b'{\"text\": \"\\xff\"}')", "ContextRestarted"},
-		{"put(b'r', b'[' * 40000)", "ContextRestarted"},
-		{"put(b'+', b'')", "ContextRestarted"},
-		{"put(b'+', b'x')\nput(b'o', b'x')", "ContextRestarted"},
-		{"while True: put(b'+', b'x' * 40000)", "ContextRestarted"},
-		{"put(b'x', b'{\"name\": \"Forged\", \"value\": \"\"}')", "Forged"},
-		{"put(b'd', b'{\"ok\": true, \"count\": -1, \"cpu_ms\": 1e300, \"memory_peak\": 9e18}')", "ContextRestarted"},
-		{"os.close(k.answers)", "ContextDied"},
-		{"os.set_blocking(k.answers, False)\nwhile True: os.write(k.answers, b'')\n", "KeyboardInterrupt"},
-		{"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", "ContextRestarted"},
+	for _, attack := range []struct {
+		code, want string
+		hangs      bool // until the timeout
+	}{
+		{code: "os.write(k.answers, b'nonsense and more of it')", want: "ContextRestarted"},
+		{code: "put(b'?')", want: "ContextRestarted"},
+		{code: "put(b'o', size=1<<31)", want: "ContextRestarted"},
+		{code: "put(b'o', b'x' * 60000)", want: "ContextRestarted"},
+		{code: "put(b'o', b'for another', run=k.seq + 1)", want: "ContextRestarted"},
+		{code: "put(b'h', b'{}')", want: "ContextRestarted"},
+		{code: "put(b'r', b'{\"text\": 5}')", want: "ContextRestarted"},
+		{code: "put(b'r', b'{\"nosuch\": 5}')", want: "ContextRestarted"},
+		{code: "put(b'r', b'{} {}')", want: "ContextRestarted"},
+		{code: "put(b'r', b'{\"text\": \"\\xff\"}')", want: "ContextRestarted"},
+		{code: "put(b'r', b'[' * 40000)", want: "ContextRestarted"},
+		{code: "put(b'+', b'')", want: "ContextRestarted"},
+		{code: "put(b'+', b'x')\nput(b'o', b'x')", want: "ContextRestarted"},
+		{code: "while True: put(b'+', b'x' * 40000)", want: "ContextRestarted"},
+		{code: "put(b'x', b'{\"name\": \"Forged\", \"value\": \"\"}')", want: "Forged"},
+		{code: "put(b'd', b'{\"ok\": true, \"count\": -1, \"cpu_ms\": 1e300, \"memory_peak\": 9e18}')", want: "ContextRestarted"},
+		{code: "os.close(k.answers)", want: "ContextDied"},
+		{code: "os.set_blocking(k.answers, False)\nwhile True: os.write(k.answers, b'')\n", want: "KeyboardInterrupt", hangs: true},
+		{code: "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", want: "ContextRestarted", hangs: true},
 	} {
 		if res := runIn(d, c, take); res.Failure != nil {
 			t.Errorf("before %s: %s", attack.code, summary(res))
 		}
-		res := runReq(d, c, api.CodeRequest{Code: attack.code, Timeout: 0.5})
+		req := api.CodeRequest{Code: attack.code, Timeout: testenv.HungAfter.Seconds()}
+		if attack.hangs {
+			req.Timeout = 0.5
+		}
+		res := runReq(d, c, req)
 		name := ""
 		if res.Failure != nil {
 			name = res.Failure.Name
