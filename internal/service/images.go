@@ -199,7 +199,7 @@ func (s *API) ImportImages(ctx context.Context, r io.Reader, opts image.ImportOp
 }
 
 func validateImageConfig(c *api.ImageConfig) error {
-	if err := validateEnv(c.Env); err != nil {
+	if err := validateVariables(c.Env); err != nil {
 		return err
 	}
 	if c.WorkingDir != "" {

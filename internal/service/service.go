@@ -171,7 +171,8 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 		}
 		defer s.reconsiderRestart(rec.ID)
 	}
-	if !isLive(&rec) && (req.Network != nil || req.Restart != nil) && reflect.DeepEqual(req, api.UpdateSandbox{Network: req.Network, Restart: req.Restart}) {
+	restartAlone := req.Restart != nil && reflect.DeepEqual(req, api.UpdateSandbox{Restart: req.Restart})
+	if restartAlone || !isLive(&rec) && (req.Network != nil || req.Restart != nil) && reflect.DeepEqual(req, api.UpdateSandbox{Network: req.Network, Restart: req.Restart}) {
 		rec, _, err := s.supervisor.Amend(rec.ID, func(rec *runtime.Record) (err error) {
 			if req.Restart != nil {
 				rec.Restart = *req.Restart

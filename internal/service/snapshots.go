@@ -456,7 +456,7 @@ func (s *API) ImportSnapshot(ctx context.Context, r io.Reader, name string) (api
 	snap, err := s.images.ImportSnapshot(ctx, r, name, func(snap *image.Snapshot) error {
 		_, _, perr := s.opts.Profile(snap.Profile)
 		err := errors.Join(validateName(snap.Name), validateName(snap.SandboxName), validateComment(snap.Comment), validateLabels(snap.Labels),
-			validReference("image", snap.Image), validateEnv(snap.ImageEnv), validateEnv(snap.Env), validatePath("cwd", snap.Cwd), validateUser(snap.User), perr)
+			validReference("image", snap.Image), validateVariables(snap.ImageEnv), validateEnv(snap.Env), validatePath("cwd", snap.Cwd), validateUser(snap.User), perr)
 		if err != nil {
 			return class.Mark(image.ErrInvalid, fmt.Errorf("what the snapshot says of itself: %w", err))
 		}

@@ -221,6 +221,18 @@ func validateEnv(env []string) error {
 	return nil
 }
 
+// validateVariables is validateEnv for the environment of an image or a snapshot, below which there
+// is none to take a variable from.
+func validateVariables(env []string) error {
+	if err := validateEnv(env); err != nil {
+		return err
+	}
+	if i := slices.IndexFunc(env, func(kv string) bool { return !strings.Contains(kv, "=") }); i >= 0 {
+		return class.Invalidf("env[%d]: must be KEY=value", i)
+	}
+	return nil
+}
+
 // validatePath checks a path that the sandbox resolves. A path with ".." is refused: it has a
 // plainer name, and its sender has computed something wrong.
 func validatePath(what, p string) error {

@@ -71,7 +71,7 @@ var dockerodeSteps = []expected{
 	{"ping", `"OK"`},
 	{"version", `"1\.51"`},
 	{"info", `"linux"`},
-	{"auth", `\[501,"credentials are not checked here.*`},
+	{"auth", `"Login Succeeded"`},
 	{"pull", `"Status: (Downloaded newer image|Image is up to date) for .*`},
 	{"pull of nothing", `\[404,".*pull access denied for .*`},
 	{"inspect of an image", `true`},

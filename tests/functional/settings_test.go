@@ -78,7 +78,7 @@ func TestRunOfEntrypoint(t *testing.T) {
 		{"run --rm -i " + with + " a", "entry a\n", 0},
 		{"run --entrypoint printf " + with + " %s x", "x", 0},
 		{"run --entrypoint= " + with + " echo x", "x\n", 0},
-		{"run --entrypoint id " + with, "uid=0(root) gid=0(root)\n", 0},
+		{"run --entrypoint id " + with, "uid=0(root) gid=0(root) groups=0(root)\n", 0},
 		{"run " + without + " echo x", "x\n", 0},
 		{"run " + without + " -- echo x", "x\n", 0},
 		{"run " + without, "", 125},

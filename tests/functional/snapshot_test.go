@@ -645,7 +645,7 @@ func TestSnapshotFileOfAnEnemy(t *testing.T) {
 		"no layer":                 file(""),
 		"a name with a path":       file(`,"name":"../x"`, good),
 		"a user that is none":      file(`,"user":"-1"`, good),
-		"a path that is none":      file(`,"env":["A"]`, good),
+		"a path that is none":      file(`,"env":["=A"]`, good),
 		"an unknown profile":       file(`,"profile":"nonesuch"`, good),
 		"an unknown field":         file(`,"mounts":["/"]`, good),
 		"a path out of the layer":  file("", harness.Tar(t, harness.File{Name: "../../escape", Body: "x"})),

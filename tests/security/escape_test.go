@@ -234,7 +234,7 @@ const stranger = 65534
 
 // CVE-2026-30892, CVE-2024-40635, CVE-2022-29162: an image names users and groups so that a parser
 // which ignores errors, or counts in too few bits, makes root of them. None runs as root, whether a
-// request, or the image itself, names it. A user has the groups of the image, and none of init's.
+// request, or the image itself, names it. A user has the groups of the image and its own, and none of init's.
 func TestUsersOfAnImageAreNoOthers(t *testing.T) {
 	testenv.RequireUserNS(t)
 	testenv.RequireSubIDs(t)
@@ -250,13 +250,13 @@ func TestUsersOfAnImageAreNoOthers(t *testing.T) {
 	const who = "id -u; id -g; id -G; grep -E '^(Cap(Inh|Amb)|Groups)' /proc/self/status | tr -d '\t '"
 	s := d.Create(t, api.CreateSandbox{Image: pulled(t, d, r, base, "users", v1.Config{}, etc...)})
 	for user, want := range map[string]string{
-		"":         "0\n0\n0\nGroups:\n", // the control: root is there
-		"app":      "1000\n1001\n1001 29\nGroups:29\n",
-		"1000":     "1000\n1001\n1001 29\nGroups:29\n",
-		"app:7":    "1000\n7\n7\nGroups:\n",
-		"12:12":    "12\n12\n12\nGroups:\n",
-		"0:29":     "0\n29\n29\nGroups:\n",
-		"app:root": "1000\n0\n0\nGroups:\n",
+		"":         "0\n0\n0\nGroups:0\n", // the control: root is there
+		"app":      "1000\n1001\n1001 29\nGroups:291001\n",
+		"1000":     "1000\n1001\n1001 29\nGroups:291001\n",
+		"app:7":    "1000\n7\n7\nGroups:7\n",
+		"12:12":    "12\n12\n12\nGroups:12\n",
+		"0:29":     "0\n29\n29\nGroups:29\n",
+		"app:root": "1000\n0\n0\nGroups:0\n",
 	} {
 		got := s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", who}, User: user}).Stdout
 		if want += "CapInh:0000000000000000\nCapAmb:0000000000000000\n"; got != want {
