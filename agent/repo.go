@@ -27,7 +27,8 @@ const (
 type Patch struct {
 	File    string `json:"file"` // absolute, on the host
 	Changes int    `json:"changes"`
-	// Protected are changed paths that programs of the host would execute or trust, at most 100.
+	// Protected are changed paths that programs of the host would execute or trust, at most 100; a
+	// last line counts the others.
 	Protected []string `json:"protected,omitempty"`
 	// Conflicts is the number of changes that are in [ConflictsName] instead.
 	Conflicts int `json:"conflicts,omitempty"`
@@ -162,6 +163,7 @@ func writePatches(ctx context.Context, c *client.Client, id, dir string) (_ *Pat
 	}
 	var clean, conflicts []*workspace.Item
 	left := &Collected{}
+	protected := 0
 	for _, item := range w.Items {
 		switch {
 		case slices.Contains(strings.Split(strings.ToLower(item.Path), "/"), ".git"):
@@ -176,10 +178,16 @@ func writePatches(ctx context.Context, c *client.Client, id, dir string) (_ *Pat
 			if item.Note != "" {
 				left.skip(item.Path, item.Note)
 			}
-			if item.Protected && len(p.Protected) < maxSkipped {
-				p.Protected = append(p.Protected, clipMiddle(visible(item.Path), 300))
+			if item.Protected {
+				protected++
+				if len(p.Protected) < maxSkipped {
+					p.Protected = append(p.Protected, clipMiddle(visible(item.Path), 300))
+				}
 			}
 		}
+	}
+	if more := protected - len(p.Protected); more > 0 {
+		p.Protected = append(p.Protected, fmt.Sprintf("and %d more", more))
 	}
 	if left.dropped > 0 {
 		left.Skipped = append(left.Skipped, fmt.Sprintf("and %d more", left.dropped))

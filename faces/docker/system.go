@@ -197,7 +197,7 @@ func (c *call) getEvents() error {
 		}
 		switch e.Type { //nolint:exhaustive // the others are of no container
 		case api.EventSandbox:
-			seen[e.Object] = e
+			seen[e.Object] = api.Event{Name: e.Name, Image: e.Image, Labels: e.Labels}
 		case api.EventNetwork:
 			if e.State == api.StateStopped || e.State == api.StateLost {
 				return nil // it joins when it starts
@@ -224,6 +224,9 @@ func (c *call) getEvents() error {
 			if err := c.sendEvent(want, &e, name); err != nil {
 				return err
 			}
+		}
+		if e.Type == api.EventSandbox && e.Action == api.ActionDeleted {
+			delete(seen, e.Object)
 		}
 		switch {
 		case e.Type == api.EventSandbox && e.Action == api.ActionCreated && e.State == api.StateRunning:

@@ -83,6 +83,9 @@ func (s *Server) lowered(ctx context.Context, in createIn) (api.CreateSandbox, e
 		if !slices.Contains(s.opts.Images, in.Image) {
 			return req, fmt.Errorf("image %q is not allowed here; allowed: %s", clip(in.Image), strings.Join(append([]string{s.image()}, s.opts.Images...), ", "))
 		}
+		if own := s.opts.Sandbox; own.Snapshot != "" && own.Profile == "" {
+			return req, errors.New("image: the operator has not said with which profile (--profile)")
+		}
 		req.Image, req.Snapshot = in.Image, ""
 	case in.Snapshot != "":
 		snap, err := s.snapshot(ctx, in.Snapshot)
@@ -267,15 +270,30 @@ func describeSnapshot(s *api.Snapshot) snapshotOut {
 	return snapshotOut{ID: s.ID, Name: s.Name, Comment: s.Comment, Image: s.Image, Size: s.Size, Created: s.CreatedAt, Consistent: s.Consistent}
 }
 
-func (s *Server) takeSnapshot(ctx context.Context, b *box, req api.TakeSnapshot) (*api.Snapshot, error) {
-	all, err := s.snapshots(ctx)
+func (s *Server) takeSnapshot(ctx context.Context, b *box, req api.TakeSnapshot, label string) (*api.Snapshot, error) {
+	s.taking.Lock()
+	all, err := s.api.Snapshots(ctx, "")
+	n := s.pending
+	for i := range all {
+		if all[i].Labels[labelKey] != "" {
+			n++
+		}
+	}
+	if err == nil && n >= maxSnapshots {
+		err = fmt.Errorf("there are %d snapshots, and %d at most; snapshot_delete removes one", n, maxSnapshots)
+	}
 	if err != nil {
+		s.taking.Unlock()
 		return nil, err
 	}
-	if len(all) >= maxSnapshots {
-		return nil, fmt.Errorf("there are %d snapshots, and %d at most; snapshot_delete removes one", len(all), maxSnapshots)
-	}
-	req.Labels = map[string]string{labelKey: labelSnapshot}
+	s.pending++
+	s.taking.Unlock()
+	defer func() {
+		s.taking.Lock()
+		defer s.taking.Unlock()
+		s.pending--
+	}()
+	req.Labels = map[string]string{labelKey: label}
 	return s.api.TakeSnapshot(ctx, b.id, req)
 }
 
@@ -284,7 +302,7 @@ func snapshotSandbox(ctx context.Context, c *call, in snapshotIn) (*mcp.CallTool
 	if err != nil {
 		return nil, snapshotOut{}, err
 	}
-	snap, err := c.s.takeSnapshot(ctx, b, api.TakeSnapshot{Name: in.Name, Comment: in.Comment})
+	snap, err := c.s.takeSnapshot(ctx, b, api.TakeSnapshot{Name: in.Name, Comment: in.Comment}, c.s.mark)
 	if err != nil {
 		return nil, snapshotOut{}, err
 	}
@@ -304,7 +322,7 @@ func forkSandbox(ctx context.Context, c *call, in forkIn) (_ *mcp.CallToolResult
 	if err != nil {
 		return nil, out, err
 	}
-	snap, err := c.s.takeSnapshot(ctx, b, api.TakeSnapshot{Comment: "for a fork"})
+	snap, err := c.s.takeSnapshot(ctx, b, api.TakeSnapshot{Comment: "for a fork"}, labelFork)
 	if err != nil {
 		return nil, out, err
 	}
@@ -324,10 +342,10 @@ func forkSandbox(ctx context.Context, c *call, in forkIn) (_ *mcp.CallToolResult
 	return nil, out, err
 }
 
-// snapshots returns the snapshots that tools have made.
+// snapshots returns the snapshots that tools have made under the same flags of the operator.
 func (s *Server) snapshots(ctx context.Context) ([]api.Snapshot, error) {
 	all, err := s.api.Snapshots(ctx, "")
-	return slices.DeleteFunc(all, func(s api.Snapshot) bool { return s.Labels[labelKey] != labelSnapshot }), err
+	return slices.DeleteFunc(all, func(snap api.Snapshot) bool { return snap.Labels[labelKey] != s.mark }), err
 }
 
 // snapshot returns a snapshot that a tool has made. Of others it does not tell whether they exist.

@@ -2,6 +2,9 @@ package mcp
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -55,6 +58,10 @@ type Server struct {
 	cancel  context.CancelFunc
 	working sync.WaitGroup
 
+	mark    string     // label of snapshots: the digest of the operator's request
+	taking  sync.Mutex // of pending
+	pending int        // snapshots that are being taken
+
 	mu       sync.Mutex
 	sessions map[*mcp.ServerSession]*session
 	closed   bool
@@ -73,7 +80,7 @@ func New(opts Options) *Server {
 	if opts.Timeout == 0 {
 		opts.Timeout = DefaultTimeout
 	}
-	s := &Server{opts: opts, api: opts.Client, log: opts.Log, sessions: make(map[*mcp.ServerSession]*session)}
+	s := &Server{opts: opts, api: opts.Client, log: opts.Log, mark: markOf(&opts), sessions: make(map[*mcp.ServerSession]*session)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.mcp = mcp.NewServer(&mcp.Implementation{Name: "sandboxd", Title: "sandboxd", Version: opts.Version}, &mcp.ServerOptions{
 		Instructions: instructions,
@@ -86,6 +93,13 @@ func New(opts Options) *Server {
 	s.working.Go(s.door.serve)
 	s.working.Go(s.keepDaemon)
 	return s
+}
+
+// markOf returns the label of snapshots that are made of sandboxes with these flags.
+func markOf(opts *Options) string {
+	flags, _ := json.Marshal([]any{opts.Sandbox, opts.Images}) // of plain values: it does not fail
+	sum := sha256.Sum256(flags)
+	return "snapshot-" + hex.EncodeToString(sum[:8])
 }
 
 // Close ends all sessions, and returns when their sandboxes are deleted.

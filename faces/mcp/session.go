@@ -18,12 +18,12 @@ import (
 // deleteTimeout limits the deletion of each sandbox at the end of a session.
 const deleteTimeout = 30 * time.Second
 
-// labelSession and labelSnapshot mark what tools have made. A tool uses only snapshots with the
-// label: the others are the user's own.
+// Labels of what tools have made. A tool uses only snapshots with [Server.mark]: the others are the
+// user's own, or have what other flags gave to their sandboxes, such as variables.
 const (
-	labelKey      = "sandboxd.mcp"
-	labelSession  = "session"
-	labelSnapshot = "snapshot"
+	labelKey     = "sandboxd.mcp"
+	labelSession = "session"
+	labelFork    = "fork" // a snapshot during a fork, which no tool names
 )
 
 // session is what one client has. Its sandboxes end with it.

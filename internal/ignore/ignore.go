@@ -79,6 +79,7 @@ type search struct {
 	own    []pattern
 	git    bool
 	files  []gitFile // of the directories on the way, the deepest last
+	cost   int       // characters of files
 	found  []string
 	bytes  int
 }
@@ -106,8 +107,18 @@ func (s *search) directory(f *os.File, prefix string, depth int) error {
 		if err != nil {
 			return err
 		}
+		cost := 0
+		for i := range patterns {
+			cost += 1 + len(patterns[i].literal) + len(patterns[i].glob)
+		}
+		if s.cost += cost; s.cost > maxFile {
+			return fmt.Errorf("%q: it and those in the directories above are larger than %d KiB together", prefix+gitName, maxFile>>10)
+		}
 		s.files = append(s.files, gitFile{prefix, patterns})
-		defer func() { s.files = s.files[:len(s.files)-1] }()
+		defer func() {
+			s.files = s.files[:len(s.files)-1]
+			s.cost -= cost
+		}()
 	}
 	for _, e := range entries {
 		name := prefix + e.Name()
@@ -145,7 +156,9 @@ func (s *search) below(dir int, base, name string, depth int) error {
 		return fmt.Errorf("examine directory %q: %w", name, err)
 	}
 	if st.Dev != s.device {
-		return nil // a mount, which is in no workspace
+		// A subvolume, whose files the workspace has, or a mount, which it does not have, but what the
+		// mount covers.
+		return s.add(name)
 	}
 	return s.directory(f, name+"/", depth+1)
 }

@@ -429,8 +429,8 @@ func (s *API) findContext(ctx context.Context, ref, id string) (*codeContext, er
 		return nil, err
 	}
 	s.contexts.mu.Lock()
-	defer s.contexts.mu.Unlock()
 	c := s.contexts.of[rec.ID][id]
+	s.contexts.mu.Unlock() // the lock of all tenants, which waits for no context
 	if c == nil || c.process() == nil {
 		return nil, class.Mark(class.ErrNoContext, fmt.Errorf("context %q of sandbox %s: %w", class.Clip(id), rec.Name, class.ErrNoContext))
 	}
@@ -641,7 +641,13 @@ func (s *core) resumeContexts() {
 					c.bound(run, time.Until(time.Unix(0, c.place.Deadline)))
 				}
 				c.turn <- struct{}{} // it was just made
-				if !s.execs.spawn(func() { c.drain(run) }) {
+				if !s.execs.spawn(func() {
+					// A lease: a sandbox in which code runs is used.
+					if lease, err := s.supervisor.Rejoin(c.Sandbox); err == nil {
+						defer lease.End()
+					}
+					c.drain(run)
+				}) {
 					<-c.turn
 				}
 			} else {

@@ -62,6 +62,9 @@ func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (don
 		if done {
 			return string(tail), nil
 		}
+		if ctx.Err() != nil { // also while the kernel floods
+			return string(tail), context.Cause(ctx)
+		}
 		ch, err := x.log.read(c.from, buf)
 		switch {
 		case errors.Is(err, os.ErrClosed):
@@ -133,12 +136,17 @@ func (c *codeContext) interrupt(run *contextRun, why string) {
 	c.place.Interrupts++
 	c.writePlace()
 	x := c.x
-	_ = x.Signal(api.ExecSignal{Signal: "SIGINT"}) // fails if init is lost, which ends the sandbox
+	// Without the lock: init of a sandbox that is paused does not read. A signal that comes late is
+	// counted, and the kernel passes over it.
+	c.s.execs.spawn(func() { _ = x.Signal(api.ExecSignal{Signal: "SIGINT"}) }) // fails if init is lost, which ends the sandbox
 	run.grace = time.AfterFunc(interruptGrace, func() {
 		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.run == run && c.x == x {
+		due := c.run == run && c.x == x
+		if due {
 			run.killed = cmp.Or(run.killed, why)
+		}
+		c.mu.Unlock()
+		if due {
 			_ = x.guest.Kill() // as above
 		}
 	})

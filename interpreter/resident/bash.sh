@@ -56,7 +56,7 @@ exit() {
 __sbx_run() { # RUN INTERRUPTS CODE [NAME=VALUE]... ., with escapes of printf's %b
 	local __sbx_number=$1 __sbx_i __sbx_name __sbx_value __sbx_source __sbx_status=0
 	for ((__sbx_i = 0; __sbx_i < 50 && __sbx_ints < $2; __sbx_i++)); do
-		read -r -t 0.01 <> <(:) # an interrupt of the last run may still be on its way
+		read -r -t 0.01 <> <(:) || : # an interrupt of the last run may still be on its way
 	done
 	__sbx_ints=$2
 	printf -v __sbx_source %b "$3"
@@ -70,7 +70,7 @@ __sbx_run() { # RUN INTERRUPTS CODE [NAME=VALUE]... ., with escapes of printf's 
 		if [[ -n ${!__sbx_name+set} ]]; then __sbx_old[$__sbx_name]=${!__sbx_name}; else __sbx_unset+=("$__sbx_name"); fi
 		export "$__sbx_value"
 	done
-	((__sbx_count++))
+	((++__sbx_count))
 	trap __sbx_int INT
 	__sbx_hit= __sbx_code= __sbx_depth=${#FUNCNAME[@]} __sbx_busy=1
 	__sbx_eval || __sbx_status=$?
@@ -92,6 +92,6 @@ trap __sbx_int INT
 __sbx_say h 0 "{\"protocol\":1,\"language\":\"bash\",\"version\":\"${BASH_VERSION//[^0-9.]/}\"}"
 while IFS= read -r -u "$__sbx_in" __sbx_line; do
 	[[ $__sbx_line == *' .' ]] || continue # cut off by the end of a daemon, or empty
-	read -r -a __sbx_words <<<"$__sbx_line"
+	IFS=' ' read -r -a __sbx_words <<<"$__sbx_line"
 	__sbx_run "${__sbx_words[@]}"
 done

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"unicode/utf8"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -188,7 +187,7 @@ func (r *Reader) Read(f Frame) (*Message, error) {
 		if f.Kind != KindResult && f.Kind != KindError {
 			return nil, violated("pieces of a frame of type %q", rune(f.Kind))
 		}
-		payload = slices.Concat(r.pieces, f.Payload)
+		payload = append(r.pieces, f.Payload...)
 		r.pieces = nil
 	}
 	if r.Skip && f.Kind != KindDone {

@@ -146,10 +146,16 @@
         name = String((error && error.name) || 'Error');
         message = error && error.message !== undefined ? String(error.message) : util.inspect(error);
       } catch { /* an object of the user's that refuses */ }
-      say('x', {name, value: message, traceback: clean(String(shown(error)))});
+      let trace = '';
+      try {
+        trace = clean(String(shown(error)));
+      } catch { /* as above */ }
+      say('x', {name, value: message.slice(0, 100000), traceback: trace.slice(0, 200000)});
     } else if (value !== undefined) {
       server.last = value;
-      publish(value, true);
+      try {
+        publish(value, true);
+      } catch { /* a value that refuses to be shown */ }
     }
     interrupts = Math.max(interrupts, request.interrupts || 0);
     put(ERR, Buffer.from(`\0${key}:s ${number} 0\n`));
@@ -171,7 +177,7 @@
       } catch { // cut off by the end of a daemon, or empty
         continue;
       }
-      turn = turn.then(() => run(request));
+      turn = turn.then(() => run(request)).catch(() => process.exit(1)); // never: or later runs would wait for ever
     }
   });
   requests.on('end', () => process.exit(0));

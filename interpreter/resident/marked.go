@@ -52,6 +52,10 @@ type marked struct {
 // maxBehind bounds the output that is read again by the next daemon.
 const maxBehind = 128 << 10
 
+// maxEarly bounds the output of a stream that has come to the end of a run before the other.
+// Processes that the run has left behind write it.
+const maxEarly = MaxFrame + maxBehind
+
 // maxHeader bounds type, number and length behind a marker.
 const maxHeader = 32
 
@@ -76,7 +80,11 @@ func (m *marked) Next() (Frame, bool, error) {
 	}
 	for i, h := range []*held{&m.out, &m.err} {
 		if i == 0 && m.done != nil || i == 1 && m.synced {
-			continue // what follows is of the next run
+			// What follows is of the next run, which a kernel begins when it is asked.
+			if len(h.buf) > maxEarly {
+				return Frame{}, false, violated("%d bytes behind the end of a run on one stream, and no end on the other", len(h.buf))
+			}
+			continue
 		}
 		f, ok, err := m.of(h, i)
 		if err != nil || ok {

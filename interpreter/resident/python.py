@@ -488,7 +488,11 @@ class Kernel:
             return
         if main:
             bundle["is_main_result"] = True
-        data = json.dumps(bundle, default=repr, ensure_ascii=False).encode("utf-8", "replace")
+        try:
+            data = json.dumps(bundle, default=repr, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+        except ValueError:  # NaN is no JSON; nor is a value that contains itself
+            bundle = {k: v for k, v in bundle.items() if isinstance(v, (str, bool))}
+            data = json.dumps(bundle, ensure_ascii=False).encode("utf-8", "replace")
         if len(data) > MOST_MESSAGE:
             text = bundle.get("text") or ""
             bundle = {"text": "%s... [a result of %d bytes, more than %d]" % (text[:1000], len(data), MOST_MESSAGE)}

@@ -44,17 +44,25 @@ func TestAttacksThroughDockerRun(t *testing.T) {
 	}
 	argv := append([]string{"sh", "-c", tryAll, "sh"}, names...)
 	docker := filepath.Join(f.bin, "docker")
-	f.must(t, docker, "run", "-d", "--name", "box", "attack:1", "sleep", "1000000")
 	t.Run("users", func(t *testing.T) {
 		for _, user := range []string{"0:0", "1000:1000"} {
 			t.Run(user, func(t *testing.T) {
 				t.Parallel() // some attacks wait
 				s := f.Create(t, api.CreateSandbox{Image: "attack:1", User: user})
 				defer s.Delete(t)
+				// One for each user: attacks of the other would find their files in it.
+				box := "box-" + strings.ReplaceAll(user, ":", "-")
+				f.must(t, docker, "run", "-d", "--name", box, "attack:1", "sleep", "1000000")
+				defer f.must(t, docker, "rm", "-f", box)
+				for _, sb := range f.List(t) {
+					if sb.Profile != "default" {
+						t.Errorf("the container has the profile %s", sb.Profile)
+					}
+				}
 				native := s.Exec(t, api.ExecRequest{Argv: argv, Timeout: testenv.HungAfter.Seconds()})
 				want := outcomes(t, names, native.Stdout)
 				for way, args := range map[string][]string{
-					"run": append([]string{"run", "--rm", "-u", user, "attack:1"}, argv...), "exec": append([]string{"exec", "-u", user, "box"}, argv...),
+					"run": append([]string{"run", "--rm", "-u", user, "attack:1"}, argv...), "exec": append([]string{"exec", "-u", user, box}, argv...),
 				} {
 					for name, got := range outcomes(t, names, f.must(t, docker, args...)) {
 						if got == "" || got != want[name] {
@@ -65,12 +73,6 @@ func TestAttacksThroughDockerRun(t *testing.T) {
 			})
 		}
 	})
-	for _, sb := range f.List(t) {
-		if sb.Profile != "default" {
-			t.Errorf("the container has the profile %s", sb.Profile)
-		}
-	}
-	f.must(t, docker, "rm", "-f", "box")
 	t.Logf("%d attacks", len(names))
 }
 
