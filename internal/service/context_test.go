@@ -306,6 +306,11 @@ func TestContextOutputFlood(t *testing.T) {
 	if res = runIn(d, c, "'x' * 20_000_000"); len(res.Results) != 1 || !strings.HasSuffix(res.Results[0].Text, "[a result of 20000036 bytes, more than 16777216]") {
 		t.Error(len(res.Results), res.Results[0].Text[len(res.Results[0].Text)-100:])
 	}
+	// NaN is no JSON.
+	res = runIn(d, c, "class J:\n    def _repr_json_(self): return float('nan')\n    def __repr__(self): return 'J'\nJ()")
+	if got := summary(res); got != `"" "" [J]*` {
+		t.Error(got)
+	}
 	// A process that is left behind and writes without end does not delay the end of the run.
 	res = runIn(d, c, "import subprocess\np = subprocess.Popen(['yes'])\nprint('left')")
 	if res.Failure != nil || !strings.Contains(res.Logs.Stdout, "left\n") {
@@ -434,6 +439,10 @@ func TestBashContext(t *testing.T) {
 		{"", `"" ""`, 0},
 		{"printf 'a\\0b'", `"a\x00b" ""`, 0},
 		{"echo '\\n  \t%s $x'", `"\\n  \t%s $x\n" ""`, 0},
+		{"IFS=,", `"" ""`, 0},
+		{"echo still", `"still\n" ""`, 0},
+		{"unset IFS; set -e", `"" ""`, 0},
+		{"set +e; echo on", `"on\n" ""`, 0},
 		{"exec >/dev/null; echo lost", `"" ""`, 0},
 		{"cat <<E\nline\nE", `"" ""`, 0},
 		{"exec >/proc/self/fd/2; echo there", `"" "there\n"`, 0},
@@ -499,6 +508,9 @@ func TestJavaScriptContext(t *testing.T) {
 		{"let w = (", `"" "" SyntaxError: Unexpected end of input`},
 		{"console.log('a'); require('child_process').execSync('echo b', {stdio: 'inherit'}); console.log('c')", `"a\nb\nc\n" ""`},
 		{"process.stdin.read()", `"" "" [null]*`},
+		{"({[Symbol.for('nodejs.util.inspect.custom')]() { throw 1 }})", `"" ""`},
+		{"throw {get stack() { throw 1 }, message: 'm'}", `"" "" Error: m`},
+		{"'after'", `"" "" [after]*`},
 		{"", `"" ""`},
 	} {
 		if got := summary(runIn(d, c, run.code)); got != run.want {
@@ -506,7 +518,7 @@ func TestJavaScriptContext(t *testing.T) {
 		}
 	}
 	res := runIn(d, c, "function g() {\n  nosuch()\n}\ng()")
-	if want := "ReferenceError: nosuch is not defined\n    at g (<cell 15>:2:3)\n    at <cell 15>:4:1"; res.Failure == nil || res.Failure.Traceback != want {
+	if want := "ReferenceError: nosuch is not defined\n    at g (<cell 18>:2:3)\n    at <cell 18>:4:1"; res.Failure == nil || res.Failure.Traceback != want {
 		t.Errorf("%+v", res.Failure)
 	}
 	for _, code := range []string{"while (true) {}", "await new Promise(() => setTimeout(() => {}, 1e9))", "require('child_process').execSync('sleep 1000')"} {

@@ -190,6 +190,28 @@ func TestMarkedOutput(t *testing.T) {
 	}
 }
 
+// A kernel that ends a run on one stream only, and floods it, is refused before that takes memory.
+func TestHalfAnEnd(t *testing.T) {
+	k := markedKernel(t)
+	for stream, end := range map[string]string{"stdout": "\x00KEY:d 7 2\n{}", "stderr": "\x00KEY:s 7 0\n"} {
+		s := k.NewSplitter()
+		s.Begin(7)
+		flood := []byte(end + strings.Repeat("x", 1<<16))
+		at, err := int64(0), error(nil)
+		for at < 4*resident.MaxFrame && err == nil {
+			s.Write(stream, at, flood)
+			at += int64(len(flood))
+			for ok := true; ok && err == nil; {
+				_, ok, err = s.Next()
+			}
+			flood = flood[len(flood)-1<<16:]
+		}
+		if !errors.Is(err, resident.ErrProtocol) {
+			t.Errorf("%s: %v after %d bytes", stream, err, at)
+		}
+	}
+}
+
 func FuzzMarked(f *testing.F) {
 	f.Add([]byte("x\x00KEY:d 7 11\n{\"ok\":true}"), []byte("\x00KEY:s 7 0\n"))
 	f.Add([]byte("\x00KEY:r 7 99999\n"), []byte("\x00"))
