@@ -187,8 +187,8 @@ func (r *Reader) Read(f Frame) (*Message, error) {
 		if f.Kind != KindResult && f.Kind != KindError {
 			return nil, violated("pieces of a frame of type %q", rune(f.Kind))
 		}
-		payload = append(r.pieces, f.Payload...)
-		r.pieces = nil
+		r.pieces = append(r.pieces, f.Payload...) // in place: it is large
+		payload, r.pieces = r.pieces, nil
 	}
 	if r.Skip && f.Kind != KindDone {
 		return nil, nil

@@ -234,7 +234,8 @@ const stranger = 65534
 
 // CVE-2026-30892, CVE-2024-40635, CVE-2022-29162: an image names users and groups so that a parser
 // which ignores errors, or counts in too few bits, makes root of them. None runs as root, whether a
-// request, or the image itself, names it. A user has the groups of the image and its own, and none of init's.
+// request, or the image itself, names it. A user has the groups of the image and its own, and none
+// of init's.
 func TestUsersOfAnImageAreNoOthers(t *testing.T) {
 	testenv.RequireUserNS(t)
 	testenv.RequireSubIDs(t)
