@@ -170,26 +170,36 @@ func TestOthersAreOutOfReach(t *testing.T) {
 	}
 }
 
-// A snapshot that a session with a wider network has made does not widen another session's.
+// A snapshot has what the flags of its session gave, such as variables: sessions with other flags
+// do not reach it.
 func TestSnapshotsWidenNothing(t *testing.T) {
 	d := serve(t)
 	c := d.Client(t)
-	wide := start(t, d, "--network", "full").open()
+	flags := []string{"--network", "full", "--env", "TOKEN=secret"}
+	wide := start(t, d, flags...).open()
 	wide.call("sandbox_snapshot", map[string]any{"name": "wide"})
+	again := start(t, d, flags...).open()
+	again.call("sandbox_create", map[string]any{"snapshot": "wide"})
 	narrow := start(t, d, "--profile", "hardened").open()
-	id := narrow.call("sandbox_create", map[string]any{"snapshot": "wide"})["id"].(string)
-	sb, err := c.GetSandbox(t.Context(), id)
-	if err != nil || sb.Network.Mode != api.NetworkNone || sb.Profile != "hardened" {
-		t.Errorf("%+v, %v", sb, err)
+	refused := func(r *raw, snapshot, says string) {
+		t.Helper()
+		r.begin("sandbox_create", map[string]any{"snapshot": snapshot})
+		var res toolResult
+		if err := json.Unmarshal(r.receive().Result, &res); err != nil || !res.IsError || !strings.Contains(res.Content[0].Text, says) {
+			t.Errorf("%+v, %v", res, err)
+		}
+	}
+	refused(narrow, "wide", "no snapshot")
+	if got := narrow.call("snapshot_list", map[string]any{})["snapshots"].([]any); len(got) > 0 {
+		t.Errorf("snapshots of other flags are listed: %v", got)
 	}
 	inherits := start(t, d, "--snapshot", "wide").open()
-	inherits.begin("sandbox_create", map[string]any{"snapshot": "wide"})
-	var res toolResult
-	if err := json.Unmarshal(inherits.receive().Result, &res); err != nil || !res.IsError || !strings.Contains(res.Content[0].Text, "--profile") {
-		t.Errorf("%+v, %v", res, err)
-	}
+	refused(inherits, "wide", "no snapshot")
+	inherits.call("sandbox_snapshot", map[string]any{"name": "own"})
+	refused(inherits, "own", "--profile")
+	inherits.call("snapshot_delete", map[string]any{"snapshot": "own"})
 	wide.call("snapshot_delete", map[string]any{"snapshot": "wide"})
-	for _, r := range []*raw{wide, narrow, inherits} {
+	for _, r := range []*raw{wide, again, narrow, inherits} {
 		_ = r.in.Close()
 		r.ends()
 	}
