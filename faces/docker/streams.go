@@ -672,7 +672,7 @@ func (c *call) postExec() error {
 // annotationExec is the annotation that has what the request for an exec has asked for.
 const annotationExec = "docker.exec"
 
-// execAsked is what our execs do not have of a request for one.
+// execAsked holds the parts of a request for an exec that our execs lack.
 type execAsked struct {
 	User                  string
 	Stdin, Stdout, Stderr bool   // to be attached

@@ -341,7 +341,7 @@ func listFiles(ctx context.Context, c *call, in listIn) (*mcp.CallToolResult, en
 	return nil, out, nil
 }
 
-// scheme is that of the resources.
+// scheme begins the URI of each resource.
 const scheme = "sandbox"
 
 // uri returns the resource of a file.

@@ -26,7 +26,7 @@ const (
 	labelFork    = "fork" // a snapshot during a fork, which no tool names
 )
 
-// session is what one client has. Its sandboxes end with it.
+// session holds the sandboxes of one client, which end with it.
 type session struct {
 	s      *Server
 	ctx    context.Context //nolint:containedctx // ends with the session, which outlives its calls

@@ -150,9 +150,7 @@ func TestLinksAreNotFollowed(t *testing.T) {
 
 // Root of a sandbox may read a directory of the user's that the user has closed.
 func TestClosedDirectoryIsHidden(t *testing.T) {
-	if os.Geteuid() == 0 {
-		t.Skip("root reads every directory")
-	}
+	testenv.RequireOrdinaryUser(t) // root reads every directory
 	dir := tree(t, FileName+"=*.key\n", "closed/a.key", "open/b.key")
 	if err := os.Chmod(filepath.Join(dir, "closed"), 0); err != nil {
 		t.Fatal(err)
@@ -220,9 +218,7 @@ func ignoredOf(t testing.TB, dir string) (all, ignored []string) {
 
 // The same is ignored as by git: random trees and patterns of the pieces that have a meaning.
 func TestLikeGit(t *testing.T) {
-	if _, err := exec.LookPath("git"); err != nil {
-		t.Skip("no git to compare with")
-	}
+	testenv.RequirePeer(t, "git")
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// suffix is that of the files. Others in the directory are half written.
+// suffix ends the name of each record. Other files of the directory are half written.
 const suffix = ".json"
 
 // Path is the file of a record in a directory. The name is one component of a path.

@@ -154,7 +154,7 @@ func (m *marked) of(h *held, stream int) (Frame, bool, error) {
 	return f, true, nil
 }
 
-// kindSync says that all output of a run has come on stderr.
+// kindSync ends the output of a run on stderr.
 const kindSync Kind = 's'
 
 // atEnd notes the offset of an end of the run.

@@ -85,7 +85,7 @@ func (l *hiddenLayer) directory(name string) (more bool, err error) {
 	if err := unix.Mkdir(at, 0o700); err != nil {
 		return false, fmt.Errorf("make directory: %w", err)
 	}
-	// An owner that the sandbox has no id for is seen as nobody below, too. Where there is no
+	// An owner that the sandbox has no id for is seen as the overflow id below, too. Where there is no
 	// such id either, root keeps the directory, which changes nothing on the host.
 	if err := unix.Lchown(at, int(st.Uid), int(st.Gid)); err != nil && !errors.Is(err, unix.EINVAL) {
 		return false, fmt.Errorf("set the owner of %q: %w", name, err)

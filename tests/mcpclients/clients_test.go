@@ -1,6 +1,7 @@
 package mcpclients
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -120,7 +122,7 @@ func TestConformance(t *testing.T) {
 			if err != nil {
 				return
 			}
-			passing.Go(func() { pass(c, f.socket) })
+			passing.Go(func() { pass(t.Context(), c, f.socket) })
 		}
 	})
 	t.Cleanup(func() {
@@ -140,21 +142,12 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// pass passes a connection on to a Unix socket.
-func pass(c net.Conn, socket string) {
-	defer c.Close()
+// pass passes a connection on to a socket.
+func pass(ctx context.Context, c net.Conn, socket string) {
 	inside, err := net.Dial("unix", socket)
 	if err != nil {
+		_ = c.Close()
 		return
 	}
-	defer inside.Close()
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, _ = io.Copy(inside, c)
-		_ = inside.(*net.UnixConn).CloseWrite()
-	}()
-	_, _ = io.Copy(c, inside)
-	_ = c.Close()
-	<-ended
+	relay.Both(ctx, c, inside)
 }
