@@ -37,7 +37,8 @@ import (
 const (
 	maxProblem = 256 << 10 // an error document
 	maxAnswer  = 32 << 20  // a JSON answer, program output excepted
-	maxLine    = 4 << 20   // a line of a stream; the daemon sends pieces of at most 64 KiB
+	maxLine    = 4 << 20   // a message of a stream; the daemon sends pieces of at most 64 KiB
+	maxEvent   = 128 << 20 // a line of a stream: the result of a code run has 16 MiB, in JSON up to six times that
 )
 
 // Default and maximum of [api.ExecRequest.OutputLimit], as in the daemon.

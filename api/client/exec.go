@@ -135,7 +135,7 @@ func scan(ctx context.Context, resp *http.Response, on func([]byte) error) error
 		return unexpectedAnswer(resp, read(resp.Body, 200))
 	}
 	s := bufio.NewScanner(resp.Body)
-	s.Buffer(make([]byte, 0, 64<<10), maxLine)
+	s.Buffer(make([]byte, 0, 64<<10), maxEvent)
 	for s.Scan() {
 		if len(s.Bytes()) == 0 {
 			continue

@@ -72,6 +72,10 @@ func TestContexts(t *testing.T) {
 	if err != nil || len(list) != 2 || list[0].ID != c.ID || list[0].ExecutionCount != 6 {
 		t.Errorf("%+v, %v", list, err)
 	}
+	// A large result reaches the command line whole.
+	if got := d.CLI(t, "code", "--in", s.ID, "--context", c.ID, "--code", "'x' * 5_000_000"); got.Code != 0 || strings.Count(got.Stdout, "x") != 5_000_000 {
+		t.Errorf("exit code %d, %d bytes: %.200s", got.Code, len(got.Stdout), got.Stderr)
+	}
 	// Its processes end with it, also those that left their session.
 	inContext(t, d, c, "import subprocess\np = subprocess.Popen(['sleep', '4711'], start_new_session=True)")
 	if err := d.Client(t).DeleteContext(t.Context(), s.ID, c.ID); err != nil {

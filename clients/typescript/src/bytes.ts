@@ -70,8 +70,8 @@ export class ByteReader {
   }
 }
 
-/** maxLine bounds a line of a stream, in bytes; the daemon's lines are far shorter. */
-const maxLine = 64 << 20
+/** maxLine bounds a line of a stream, in bytes: the result of a code run has 16 MiB, in JSON up to six times that. */
+const maxLine = 128 << 20
 
 /** lines yields the values of a stream of JSON lines. */
 export async function* lines<T>(source: AsyncIterable<Uint8Array>): AsyncGenerator<T> {
