@@ -138,7 +138,13 @@ func (c *codeContext) interrupt(run *contextRun, why string) {
 	x := c.x
 	// Without the lock: init of a sandbox that is paused does not read. A signal that comes late is
 	// counted, and the kernel passes over it.
-	c.s.execs.spawn(func() { _ = x.Signal(api.ExecSignal{Signal: "SIGINT"}) }) // fails if init is lost, which ends the sandbox
+	sent := c.s.execs.spawn(func() { _ = x.Signal(api.ExecSignal{Signal: "SIGINT"}) }) // as below
+	if !sent {
+		// The daemon stops, and the next one goes on with the run.
+		c.place.Interrupts--
+		c.writePlace()
+		return
+	}
 	run.grace = time.AfterFunc(interruptGrace, func() {
 		c.mu.Lock()
 		due := c.run == run && c.x == x
@@ -147,7 +153,7 @@ func (c *codeContext) interrupt(run *contextRun, why string) {
 		}
 		c.mu.Unlock()
 		if due {
-			_ = x.guest.Kill() // as above
+			_ = x.guest.Kill() // fails if init is lost, which ends the sandbox
 		}
 	})
 }
@@ -380,7 +386,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit fun
 // leave lets the run of a client that has left end in another goroutine. It reports whether that
 // gives the turn back.
 func (c *codeContext) leave(run *contextRun) bool {
-	handed := c.s.execs.spawn(func() {
+	return c.s.execs.spawn(func() { // else the daemon stops, and the next one goes on with the run
 		// A lease: a sandbox in which code runs is used.
 		if lease, err := c.s.supervisor.Rejoin(c.Sandbox); err == nil {
 			defer lease.End()
@@ -388,10 +394,6 @@ func (c *codeContext) leave(run *contextRun) bool {
 		c.interrupt(run, "it did not end after its client had left and an interrupt")
 		c.drain(run)
 	})
-	if !handed {
-		c.interrupt(run, "") // the daemon stops, and the next one waits for the end
-	}
-	return handed
 }
 
 // tellDeath answers a run that found the process of its context dead. The code does not run: it
