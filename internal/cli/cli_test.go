@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -509,6 +510,9 @@ func TestRunInterrupted(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tt.sig, tt.args), func(t *testing.T) {
 			t.Parallel()
+			if signal.Ignored(tt.sig) { // of `nohup make test`: the command would inherit that
+				signal.Notify(make(chan os.Signal, 1), tt.sig)
+			}
 			f := cmdtest.New()
 			cmd := cmdtest.Command(t, f.Start(t), tt.args...)
 			in, err := cmd.StdinPipe() // open, and without input
