@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -25,6 +24,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/boot"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // TestMain makes the test binary the command itself if [cmdtest.Command] runs it.
@@ -510,9 +510,7 @@ func TestRunInterrupted(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tt.sig, tt.args), func(t *testing.T) {
 			t.Parallel()
-			if signal.Ignored(tt.sig) { // of `nohup make test`: the command would inherit that
-				signal.Notify(make(chan os.Signal, 1), tt.sig)
-			}
+			testenv.Heed(tt.sig)
 			f := cmdtest.New()
 			cmd := cmdtest.Command(t, f.Start(t), tt.args...)
 			in, err := cmd.StdinPipe() // open, and without input

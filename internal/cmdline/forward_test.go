@@ -5,6 +5,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // Signals go to the program while there is one; a second interrupt within a second ends the
@@ -56,6 +58,7 @@ func TestForwardBeforeTheBeginning(t *testing.T) {
 
 // Each signal reaches the program, and after its end the command.
 func TestForward(t *testing.T) {
+	testenv.Heed(syscall.SIGHUP)
 	ctx, done := withSignals(t.Context())
 	defer done()
 	signals, begin, stop := Forward(ctx)

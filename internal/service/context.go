@@ -87,7 +87,8 @@ type place struct {
 	Ready      bool   // the process has said hello
 	Busy       bool   // the last run has not ended
 	Told       bool   // a client was told that the process ended
-	_          bool
+	Interrupt  bool   // the run under way is to be interrupted
+	Sent       bool   // it was
 }
 
 // contextRun is a run under way.
@@ -639,6 +640,9 @@ func (s *core) resumeContexts() {
 				run := c.begin(0)
 				if c.place.Deadline > 0 {
 					c.bound(run, time.Until(time.Unix(0, c.place.Deadline)))
+				}
+				if c.place.Interrupt {
+					c.send(run, "it did not end after an interrupt")
 				}
 				c.turn <- struct{}{} // it was just made
 				if !s.execs.spawn(func() {

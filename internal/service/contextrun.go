@@ -125,25 +125,37 @@ func (c *codeContext) bound(run *contextRun, timeout time.Duration) {
 	})
 }
 
-// interrupt sends SIGINT for a run, once, and kills the process if that does not end it.
+// interrupt sends SIGINT for a run, once, and kills the process if that does not end it. A daemon
+// that stops leaves both to the next one.
 func (c *codeContext) interrupt(run *contextRun, why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.run != run || run.interrupted {
-		return
+	if c.run == run && !run.interrupted {
+		c.place.Interrupt = true
+		c.send(run, why)
 	}
+}
+
+// send is interrupt with mu held.
+func (c *codeContext) send(run *contextRun, why string) {
 	run.interrupted = true
-	c.place.Interrupts++
-	c.writePlace()
 	x := c.x
-	// Without the lock: init of a sandbox that is paused does not read. A signal that comes late is
-	// counted, and the kernel passes over it.
-	sent := c.s.execs.spawn(func() { _ = x.Signal(api.ExecSignal{Signal: "SIGINT"}) }) // as below
-	if !sent {
-		// The daemon stops, and the next one goes on with the run.
-		c.place.Interrupts--
+	if !c.place.Sent {
+		c.place.Interrupts++
+		// Without the lock: init of a sandbox that is paused does not read. A signal that comes late is
+		// counted, and the kernel passes over it.
+		if !c.s.execs.spawn(func() {
+			_ = x.Signal(api.ExecSignal{Signal: "SIGINT"}) // fails if init is lost, which ends the sandbox
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.run == run && c.s.execs.ctx.Err() == nil { // else it may not have been sent
+				c.place.Sent = true
+				c.writePlace()
+			}
+		}) {
+			c.place.Interrupts--
+		}
 		c.writePlace()
-		return
 	}
 	run.grace = time.AfterFunc(interruptGrace, func() {
 		c.mu.Lock()
@@ -153,7 +165,7 @@ func (c *codeContext) interrupt(run *contextRun, why string) {
 		}
 		c.mu.Unlock()
 		if due {
-			_ = x.guest.Kill() // fails if init is lost, which ends the sandbox
+			_ = x.guest.Kill() // as above
 		}
 	})
 }
@@ -337,7 +349,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit fun
 	run := c.begin(timeout)
 	c.place.Run++
 	c.place.Count++
-	c.place.Busy = true
+	c.place.Busy, c.place.Interrupt, c.place.Sent = true, false, false
 	if timeout > 0 {
 		c.place.Deadline = run.began.Add(timeout).UnixNano()
 	}
@@ -386,12 +398,14 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit fun
 // leave lets the run of a client that has left end in another goroutine. It reports whether that
 // gives the turn back.
 func (c *codeContext) leave(run *contextRun) bool {
-	return c.s.execs.spawn(func() { // else the daemon stops, and the next one goes on with the run
+	if c.s.execs.ctx.Err() == nil { // else the client has left because the daemon stops
+		c.interrupt(run, "it did not end after its client had left and an interrupt")
+	}
+	return c.s.execs.spawn(func() { // else the next daemon goes on with the run
 		// A lease: a sandbox in which code runs is used.
 		if lease, err := c.s.supervisor.Rejoin(c.Sandbox); err == nil {
 			defer lease.End()
 		}
-		c.interrupt(run, "it did not end after its client had left and an interrupt")
 		c.drain(run)
 	})
 }

@@ -18,6 +18,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"os/user"
 	"path/filepath"
 	"slices"
@@ -354,4 +355,12 @@ func Rounds(gate, soak int) int {
 		return soak
 	}
 	return gate
+}
+
+// Heed lets programs that the test starts from here on take a signal that this process ignores, as
+// under nohup(1): they would inherit that.
+func Heed(sig os.Signal) {
+	if signal.Ignored(sig) {
+		signal.Notify(make(chan os.Signal, 1), sig)
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // traps is a script that names each signal that it gets, and ends with SIGTERM.
@@ -22,6 +23,7 @@ echo ready; while :; do sleep 600 & wait $!; done`
 // Signals of the command reach the program, however the two are connected, and the exit code is the
 // program's.
 func TestSignalsReachTheProgram(t *testing.T) {
+	testenv.Heed(syscall.SIGHUP)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	proxy := throughProxy(t, d)
@@ -129,6 +131,7 @@ func TestStalledReaderEndsBySignal(t *testing.T) {
 // A signal that the program handles costs none of its output, and the exit code is the program's,
 // although our reader's pipe is full when the program ends.
 func TestSignalLosesNoOutput(t *testing.T) {
+	testenv.Heed(syscall.SIGHUP)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	const size = 100_000 // more than our reader's pipe holds, and less than both do
