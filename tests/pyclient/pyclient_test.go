@@ -47,7 +47,7 @@ func pythonWith(t *testing.T, env []string, interpreter, socket string, args ...
 func TestWithDaemon(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := daemon.Daemon(t)
-	for _, module := range []string{"sandbox", "async", "code", "llm_sandbox", "samples", "documents"} {
+	for _, module := range []string{"sandbox", "async", "code", "llm_sandbox", "samples", "documents", "frameworks"} {
 		t.Run(module, func(t *testing.T) {
 			t.Parallel()
 			python(t, "python3", d.Socket, "-m", "unittest", "tests.test_"+module)
