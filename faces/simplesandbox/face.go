@@ -35,10 +35,10 @@ const (
 	defaultLife = 24 * 60 * 60 // seconds of a sandbox, as in the server that this face stands for
 	defaultWork = "/sandbox"   // directory of a sandbox that code starts in
 
-	maxBody     = 8 << 20     // bytes of a JSON body
-	maxUpload   = 4 << 30     // bytes of a file
-	maxOutput   = 4 << 20     // bytes kept of each stream of a run
-	bodyTimeout = time.Minute // of a JSON body, and of each piece of a file
+	maxBody     = 8 << 20 // bytes of a JSON body
+	maxUpload   = 4 << 30 // bytes of a file
+	maxOutput   = 4 << 20 // bytes kept of each stream of a run
+	bodyTimeout = time.Minute
 	stepTimeout = time.Minute // of a step that the request's end does not stop
 
 	installTimeout = 600 // seconds
@@ -62,6 +62,7 @@ type Face struct {
 	log      *slog.Logger
 	digest   [sha256.Size]byte  // of the token
 	contexts singleflight.Group // contexts being made, by sandbox
+	patience time.Duration      // of a JSON body, and of each piece of a file
 }
 
 // New returns a face.
@@ -79,7 +80,7 @@ func New(o Options) *Face {
 		sb.Labels = make(map[string]string)
 	}
 	sb.Labels[labelFace] = "true"
-	return &Face{opts: o, api: o.Client, log: o.Log, digest: sha256.Sum256([]byte(o.Token))}
+	return &Face{opts: o, api: o.Client, log: o.Log, patience: bodyTimeout, digest: sha256.Sum256([]byte(o.Token))}
 }
 
 // Serve serves a listener until ctx ends.
@@ -111,10 +112,10 @@ func refuse(status int, format string, args ...any) error {
 	return &refusal{status, fmt.Sprintf(format, args...)}
 }
 
-// invalid refuses a field of a request in FastAPI's form.
-func invalid(kind, where, field, format string, args ...any) error {
+// invalid refuses a field of a body in FastAPI's form.
+func invalid(kind, field, format string, args ...any) error {
 	return &refusal{http.StatusUnprocessableEntity, []map[string]any{
-		{"type": kind, "loc": []string{where, field}, "msg": fmt.Sprintf(format, args...)},
+		{"type": kind, "loc": []string{"body", field}, "msg": fmt.Sprintf(format, args...)},
 	}}
 }
 
@@ -128,8 +129,8 @@ type call struct {
 
 type handler func(*Face, *call) error
 
-// route returns method and handler of a path, and what the path names; no handler if there is none.
-// http.ServeMux would redirect paths with dots, which are file names here.
+// route returns method and handler of a path, nil for an unknown one, and fills in the names that
+// the path has. http.ServeMux would redirect paths with dots, which are file names here.
 func route(path string, c *call) (method string, handle handler) {
 	switch path {
 	case "/health":
@@ -168,13 +169,13 @@ func route(path string, c *call) (method string, handle handler) {
 func (f *Face) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	if err := f.serve(&call{w: w, r: r}); err != nil {
-		f.fail(w, r, err)
+		f.fail(w, err)
 	}
 }
 
 func (f *Face) serve(c *call) error {
 	if c.r.ContentLength != 0 {
-		c.deadline(bodyTimeout) // also of a body that is refused, and then read to its end
+		c.deadline(f.patience) // also of a body that is refused, and then read to its end
 	}
 	method, handle := route(c.r.URL.Path, c)
 	if err := f.admit(c.r, c.r.URL.Path == "/health"); err != nil {
@@ -220,10 +221,7 @@ func (f *Face) admit(r *http.Request, public bool) error {
 }
 
 // fail answers with an error.
-func (f *Face) fail(w http.ResponseWriter, r *http.Request, err error) {
-	if r.Context().Err() != nil {
-		return // no client reads it
-	}
+func (f *Face) fail(w http.ResponseWriter, err error) {
 	status, detail := http.StatusInternalServerError, any(err.Error())
 	if no, ok := errors.AsType[*refusal](err); ok {
 		status, detail = no.status, no.detail
@@ -279,7 +277,7 @@ func (c *call) body(v any) error {
 	}
 	c.deadline(0)
 	if err := json.Unmarshal(text, v); err != nil {
-		return invalid("json_invalid", "body", "", "decode the body: %v", err)
+		return invalid("json_invalid", "", "decode the body: %v", err)
 	}
 	return nil
 }
@@ -288,7 +286,7 @@ func (c *call) body(v any) error {
 func bodyError(err error) error {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return refuse(http.StatusRequestTimeout, "the body did not come in %v", bodyTimeout)
+		return refuse(http.StatusRequestTimeout, "the body did not come in time")
 	case tooLarge(err):
 		return refuse(http.StatusRequestEntityTooLarge, "the body is too large")
 	}

@@ -1,6 +1,7 @@
 package simplesandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,8 +64,8 @@ func (f *Face) create(c *call) (err error) {
 	return nil
 }
 
-// sandbox returns the sandbox that a request is about. Others than those of faces do not exist here,
-// and names are no ids.
+// sandbox returns the sandbox that a request is about. Others than those of faces do not exist
+// here, and names are no ids.
 func (f *Face) sandbox(c *call) (*api.Sandbox, error) {
 	if c.id == "" || strings.Trim(c.id, "0123456789abcdefghijklmnopqrstuvwxyz") != "" {
 		return nil, refuse(http.StatusNotFound, noSandbox)
@@ -135,7 +136,7 @@ func (f *Face) execute(c *call) error {
 		return err
 	}
 	if in.Code == nil {
-		return invalid("missing", "body", "code", "Field required")
+		return invalid("missing", "code", "Field required")
 	}
 	sb, err := f.sandbox(c)
 	if err != nil {
@@ -236,7 +237,7 @@ func (f *Face) install(c *call) error {
 		return err
 	}
 	if in.Package == nil {
-		return invalid("missing", "body", "package_name", "Field required")
+		return invalid("missing", "package_name", "Field required")
 	}
 	sb, err := f.sandbox(c)
 	if err != nil {
@@ -261,9 +262,9 @@ func (f *Face) install(c *call) error {
 	return nil
 }
 
-// within returns the absolute path of a file of the directory that code works in. Beyond it, and for
-// the directory itself, access is denied. That keeps clients to their files; what keeps them from
-// the host's is the sandbox, in which every path is looked up.
+// within returns the absolute path of a file of the directory that code works in. Beyond it, and
+// for the directory itself, access is denied. The host's files are out of reach in any case: every
+// path is looked up inside the sandbox.
 func within(sb *api.Sandbox, name string) (string, error) {
 	full := path.Clean(name)
 	if !path.IsAbs(name) {
@@ -276,33 +277,37 @@ func within(sb *api.Sandbox, name string) (string, error) {
 	return full, nil
 }
 
-// arriving is a body of which every piece has a time to arrive in. It keeps its error, which the
-// client of the daemon would wrap beyond recognition.
-type arriving struct {
-	io.ReadCloser
-	c   *call
-	err error
+// source is a body, or a part of one. It keeps its error, which the client of the daemon would wrap
+// beyond recognition.
+type source struct {
+	io.Reader
+	before func() // called before each read
+	err    error
 }
 
-func (a *arriving) Read(p []byte) (int, error) {
-	a.c.deadline(bodyTimeout)
-	n, err := a.ReadCloser.Read(p)
+func (s *source) Read(p []byte) (int, error) {
+	s.before()
+	n, err := s.Reader.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
-		a.err = err
+		s.err = err
 	}
 	return n, err
 }
+
+// Close implements [io.ReadCloser]. The server closes what it has read from.
+func (s *source) Close() error { return nil }
 
 func (f *Face) upload(c *call) error {
 	sb, err := f.sandbox(c)
 	if err != nil {
 		return err
 	}
-	body := &arriving{ReadCloser: http.MaxBytesReader(c.w, c.r.Body, maxUpload), c: c}
+	arrives := func() { c.deadline(f.patience) } // each piece has its time
+	body := &source{Reader: http.MaxBytesReader(c.w, c.r.Body, maxUpload), before: arrives}
 	c.r.Body = body
 	parts, err := c.r.MultipartReader()
 	if err != nil {
-		return invalid("missing", "body", "file", "Field required: %v", err)
+		return invalid("missing", "file", "Field required: %v", err)
 	}
 	for {
 		part, err := parts.NextPart()
@@ -310,9 +315,9 @@ func (f *Face) upload(c *call) error {
 		case body.err != nil:
 			return bodyError(body.err)
 		case errors.Is(err, io.EOF):
-			return invalid("missing", "body", "file", "Field required")
+			return invalid("missing", "file", "Field required")
 		case err != nil:
-			return invalid("multipart", "body", "file", "read the form: %v", err)
+			return invalid("multipart", "file", "read the form: %v", err)
 		}
 		if part.FormName() != "file" {
 			continue
@@ -325,9 +330,10 @@ func (f *Face) upload(c *call) error {
 		if err != nil {
 			return err
 		}
-		err = f.api.WriteFile(c.r.Context(), sb.ID, full, part, 0, "")
-		if body.err != nil {
-			return bodyError(body.err)
+		data := &source{Reader: part, before: func() {}}
+		err = f.api.WriteFile(c.r.Context(), sb.ID, full, data, 0, "")
+		if bad := cmp.Or(body.err, data.err); bad != nil {
+			return bodyError(bad)
 		}
 		if err != nil {
 			return err
@@ -408,7 +414,7 @@ func (f *Face) close(c *call) error {
 	if err != nil {
 		return err
 	}
-	// What is closed is gone, also if the client does not wait for it.
+	// A client that does not wait for the end has closed it all the same.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.r.Context()), stepTimeout)
 	defer cancel()
 	if err := f.api.DeleteSandbox(ctx, sb.ID); err != nil {
@@ -417,4 +423,3 @@ func (f *Face) close(c *call) error {
 	f.reply(c.w, http.StatusOK, map[string]string{"status": "success", "message": "Sandbox closed"})
 	return nil
 }
-
