@@ -324,7 +324,9 @@ func (f *Face) upload(c *call) error {
 		}
 		name := c.r.URL.Query().Get("file_path")
 		if name == "" {
-			name = part.FileName()
+			// part.FileName drops directories, which clients put there.
+			_, params, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
+			name = params["filename"]
 		}
 		full, err := within(sb, name)
 		if err != nil {

@@ -238,7 +238,8 @@ func TestUploads(t *testing.T) {
 		written           map[string]string
 	}{
 		{"file's own name", "", form("file", "a.txt", "x"), 200, map[string]string{"/sandbox/a.txt": "x"}},
-		{"file's own path", "", form("file", "../../etc/a.txt", "x"), 200, map[string]string{"/sandbox/a.txt": "x"}},
+		{"file's own path", "", form("file", "d/a.txt", "x"), 200, map[string]string{"/sandbox/d/a.txt": "x"}},
+		{"file's own path that leads out", "", form("file", "../../etc/a.txt", "x"), 403, nil},
 		{"path", "file_path=d/b", form("file", "a", "\x00\r\n"), 200, map[string]string{"/sandbox/d/b": "\x00\r\n"}},
 		{"path whose dots stay inside", "file_path=d/../b", form("file", "a", "x"), 200, map[string]string{"/sandbox/b": "x"}},
 		{"absolute path inside", "file_path=/sandbox/b", form("file", "a", "x"), 200, map[string]string{"/sandbox/b": "x"}},
@@ -248,7 +249,8 @@ func TestUploads(t *testing.T) {
 		{"path that leads out later", "file_path=d/../../b", form("file", "a", "x"), 403, nil},
 		{"absolute path outside", "file_path=/etc/passwd", form("file", "a", "x"), 403, nil},
 		{"directory itself", "file_path=.", form("file", "a", "x"), 403, nil},
-		{"file without a name", "", form("file", "..", "x"), 403, nil},
+		{"file whose name is no file", "", form("file", "..", "x"), 403, nil},
+		{"file without a name", "", form("file", "", "x"), 403, nil},
 		{"another field only", "file_path=b", form("data", "a", "x"), 422, nil},
 		{"no form", "file_path=b", "x", 422, nil},
 		{"form that breaks off", "file_path=b", strings.TrimSuffix(form("file", "a", "xy"), "\r\n--b--\r\n"), 400, nil},

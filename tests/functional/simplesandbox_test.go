@@ -141,8 +141,10 @@ func TestSimpleSandbox(t *testing.T) {
 		{"import sys; sys.stderr.write('no')", `{"stdout":[],"stderr":["no"],"error":null,"results":[{"type":"text/plain","data":"2"}]}`},
 		{"raise KeyError('k')", `{"stdout":[],"stderr":[],"error":{"name":"KeyError","value":"'k'","traceback":["Traceback (most recent call last):",` +
 			`"  File \"\u003ccell 4\u003e\", line 1, in \u003cmodule\u003e","    raise KeyError('k')","KeyError: 'k'"]},"results":[]}`},
-		{"class A:\n  def _repr_mimebundle_(self, **k): return {'text/plain': 't', 'image/png': b'p', 'x/y': 1}\nA()",
-			`{"stdout":[],"stderr":[],"error":null,"results":[{"type":"text/plain","data":"t"},{"type":"image/png","data":"cA=="},{"type":"x/y","data":1}]}`},
+		{
+			"class A:\n  def _repr_mimebundle_(self, **k): return {'text/plain': 't', 'image/png': b'p', 'x/y': 1}\nA()",
+			`{"stdout":[],"stderr":[],"error":null,"results":[{"type":"text/plain","data":"t"},{"type":"image/png","data":"cA=="},{"type":"x/y","data":1}]}`,
+		},
 		{"import os; os.getcwd()", `{"stdout":[],"stderr":[],"error":null,"results":[{"type":"text/plain","data":"/sandbox"}]}`},
 	} {
 		f.wants(200, run.answer, "POST", at+"/execute", code(run.code))
