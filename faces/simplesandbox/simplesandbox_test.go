@@ -52,7 +52,8 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewDecoder(r.Body).Decode(&in)
 		s.mu.Lock()
 		changed := *sb
-		changed.Labels = maps.Clone(sb.Labels)
+		changed.Labels = map[string]string{}
+		maps.Copy(changed.Labels, sb.Labels)
 		for k, v := range in.Labels {
 			changed.Labels[k] = *v
 		}

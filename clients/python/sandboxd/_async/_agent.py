@@ -15,7 +15,7 @@ from ..exceptions import (
     NotFoundException,
 )
 from ..models import AgentEvent, AgentRunInfo, _clean
-from ._client import NDJSON, AsyncClient
+from ._client import NDJSON, AsyncClient, AsyncResponse
 from ._stream import Callback, call
 
 Self = TypeVar("Self", bound="AsyncAgentRun")
@@ -115,24 +115,13 @@ class AsyncAgentRun:
         ``start`` is the number of the first one. A client that has lost its connection goes on
         with the number of the last event plus one, and misses nothing.
         """
-        response = await self._client.open(
-            "GET",
-            "v1",
-            "agent",
-            "runs",
-            self.run_id,
-            "events",
-            query=[("from", str(start))],
-            accept=NDJSON,
-        )
+        response = await self._follow(start)
         try:
             async for line in response.lines():
                 if line.get("run"):
                     return
                 yield AgentEvent.of(line)
-            raise ConnectionException(
-                f"the daemon ended the stream of agent run {self.run_id}; the run may go on"
-            )
+            raise self._lost()
         finally:
             response.close()
 
@@ -142,9 +131,32 @@ class AsyncAgentRun:
         A model that submits ends it with ``exit_reason`` "submitted". A used-up budget, an
         interrupt or an error of the model is a reason too, and no exception.
         """
-        async for event in self.events():
-            await call(on_event, event)
-        return await self.get_info()
+        response = await self._follow(1)
+        try:
+            async for line in response.lines():
+                if line.get("run"):
+                    return AgentRunInfo.of(line["run"])
+                await call(on_event, AgentEvent.of(line))
+            raise self._lost()
+        finally:
+            response.close()
+
+    async def _follow(self, start: int) -> AsyncResponse:
+        return await self._client.open(
+            "GET",
+            "v1",
+            "agent",
+            "runs",
+            self.run_id,
+            "events",
+            query=[("from", str(start))],
+            accept=NDJSON,
+        )
+
+    def _lost(self) -> ConnectionException:
+        return ConnectionException(
+            f"the daemon ended the stream of agent run {self.run_id}; the run may go on"
+        )
 
     async def cancel(self, keep: bool = False) -> None:
         """Has the run end: its programs are ended and its output is collected.

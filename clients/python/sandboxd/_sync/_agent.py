@@ -16,7 +16,7 @@ from ..exceptions import (
     NotFoundException,
 )
 from ..models import AgentEvent, AgentRunInfo, _clean
-from ._client import NDJSON, Client
+from ._client import NDJSON, Client, Response
 from ._stream import Callback, call
 
 Self = TypeVar("Self", bound="AgentRun")
@@ -116,24 +116,13 @@ class AgentRun:
         ``start`` is the number of the first one. A client that has lost its connection goes on
         with the number of the last event plus one, and misses nothing.
         """
-        response = self._client.open(
-            "GET",
-            "v1",
-            "agent",
-            "runs",
-            self.run_id,
-            "events",
-            query=[("from", str(start))],
-            accept=NDJSON,
-        )
+        response = self._follow(start)
         try:
             for line in response.lines():
                 if line.get("run"):
                     return
                 yield AgentEvent.of(line)
-            raise ConnectionException(
-                f"the daemon ended the stream of agent run {self.run_id}; the run may go on"
-            )
+            raise self._lost()
         finally:
             response.close()
 
@@ -143,9 +132,32 @@ class AgentRun:
         A model that submits ends it with ``exit_reason`` "submitted". A used-up budget, an
         interrupt or an error of the model is a reason too, and no exception.
         """
-        for event in self.events():
-            call(on_event, event)
-        return self.get_info()
+        response = self._follow(1)
+        try:
+            for line in response.lines():
+                if line.get("run"):
+                    return AgentRunInfo.of(line["run"])
+                call(on_event, AgentEvent.of(line))
+            raise self._lost()
+        finally:
+            response.close()
+
+    def _follow(self, start: int) -> Response:
+        return self._client.open(
+            "GET",
+            "v1",
+            "agent",
+            "runs",
+            self.run_id,
+            "events",
+            query=[("from", str(start))],
+            accept=NDJSON,
+        )
+
+    def _lost(self) -> ConnectionException:
+        return ConnectionException(
+            f"the daemon ended the stream of agent run {self.run_id}; the run may go on"
+        )
 
     def cancel(self, keep: bool = False) -> None:
         """Has the run end: its programs are ended and its output is collected.
