@@ -222,7 +222,7 @@ func (f *Face) admit(r *http.Request, public bool) error {
 
 // fail answers with an error.
 func (f *Face) fail(w http.ResponseWriter, err error) {
-	status, detail := http.StatusInternalServerError, any(err.Error())
+	status, detail := http.StatusInternalServerError, any("the daemon gave no whole answer")
 	if no, ok := errors.AsType[*refusal](err); ok {
 		status, detail = no.status, no.detail
 	} else if p, ok := errors.AsType[*api.Problem](err); ok {
@@ -240,6 +240,8 @@ func (f *Face) fail(w http.ResponseWriter, err error) {
 		}
 	} else if _, ok := errors.AsType[*client.NotRunning](err); ok {
 		status, detail = http.StatusServiceUnavailable, "no daemon is running"
+	} else {
+		f.log.Warn("a request to the daemon had no whole answer", "error", err) // it names paths of the host
 	}
 	if status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", "Bearer")

@@ -319,6 +319,10 @@ func TestContextThatIsLost(t *testing.T) {
 		})
 	}
 	runs.Wait()
+	// A request that has read the label before the others began finds what they have made.
+	if late, err := f.newContext(t.Context(), "mine", "c"); late != "context1" || err != nil {
+		t.Errorf("a late request has context %q, %v", late, err)
+	}
 	if s.contexts != 1 {
 		t.Errorf("%d contexts were made", s.contexts)
 	}
