@@ -52,6 +52,9 @@ func (f *Face) create(c *call) (err error) {
 	c.deadline(0)
 	ctx := c.r.Context()
 	sb, err := f.api.CreateSandbox(ctx, f.opts.Sandbox)
+	if p, ok := errors.AsType[*api.Problem](err); ok && p.Code == api.CodeNotFound {
+		return refuse(http.StatusInternalServerError, "%s", p.Detail) // the operator's image
+	}
 	if err != nil {
 		return err
 	}

@@ -86,6 +86,11 @@ func (o *simpleSandboxOptions) face(ctx context.Context, changed func(string) bo
 }
 
 func runFaceSimpleSandbox(ctx context.Context, where string, o simplesandbox.Options, d deps) error {
+	c, err := d.Daemon(ctx)
+	if err != nil {
+		return err
+	}
+	c.Close()
 	socket, err := filepath.Abs(d.SocketPath())
 	if err != nil {
 		return err

@@ -202,6 +202,11 @@ func TestSimpleSandbox(t *testing.T) {
 	f.wants(404, `{"detail":"Sandbox not found"}`, "POST", at+"/close", "")
 	f.wants(404, `{"detail":"Sandbox not found"}`, "POST", at+"/execute", code("1"))
 
+	for _, args := range [][]string{{"--listen", "0.0.0.0:0"}, {"--listen", "unix:/x"}, {"--listen", "8000"}, {"--timeout", "-1s"}, {"--name", "x"}, {"image"}} {
+		if r := d.CLI(t, append([]string{"face", "simple-sandbox"}, args...)...); r.Code != 2 || r.Stderr == "" {
+			t.Errorf("%v: %+v", args, r)
+		}
+	}
 	confined, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", f.cmd.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
