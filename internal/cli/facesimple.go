@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/faces/facesock"
 	"github.com/sandboxd/sandboxd/faces/simplesandbox"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
@@ -95,7 +96,7 @@ func runFaceSimpleSandbox(ctx context.Context, where string, o simplesandbox.Opt
 	if err != nil {
 		return err
 	}
-	if o.Token, err = mcpToken(filepath.Join(filepath.Dir(socket), "simple-sandbox.token")); err != nil {
+	if o.Token, err = facesock.Token(filepath.Join(filepath.Dir(socket), "simple-sandbox.token")); err != nil {
 		return err
 	}
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", where)

@@ -220,21 +220,15 @@ func listenMCP(ctx context.Context, where, dir string) (mcpListener, error) {
 // able neither to read the file nor to choose it.
 func mcpToken(path string) (string, error) {
 	made := rand.Text()
-	// Written beside and linked, so that another face that starts now reads a whole token.
-	beside := path + "." + rand.Text()
-	err := os.WriteFile(beside, []byte(made+"\n"), 0o600)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err == nil {
-		err = os.Link(beside, path)
-	}
-	_ = os.Remove(beside) // if it was made
-	if err == nil {
-		return made, nil
+		_, err = f.WriteString(made + "\n")
+		return made, errors.Join(err, f.Close())
 	}
 	if !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("make a token: %w", err)
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
+	if f, err = os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0); err != nil {
 		return "", fmt.Errorf("read the token: %w", err)
 	}
 	defer f.Close()
