@@ -42,7 +42,7 @@ func TestToken(t *testing.T) {
 func TestTokensThatAreRefused(t *testing.T) {
 	long := strings.Repeat("x", minToken)
 	for name, plant := range map[string]func(path string) error{
-		"others read it": func(path string) error { return os.WriteFile(path, []byte(long), 0o644) }, //nolint:gosec // the case
+		"others read it": func(path string) error { return os.WriteFile(path, []byte(long), 0o644) },
 		"short":          func(path string) error { return os.WriteFile(path, []byte(long[1:]+"\n"), 0o600) },
 		"empty":          func(path string) error { return os.WriteFile(path, nil, 0o600) },
 		"link": func(path string) error {
