@@ -15,7 +15,7 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROJECT = os.path.join(ROOT, "clients", "python")
 PACKAGE = os.path.join(PROJECT, "sandboxd")
-TWINS = ("_client.py", "_code.py", "_commands.py", "_files.py", "_sandbox.py")
+TWINS = ("_agent.py", "_client.py", "_code.py", "_commands.py", "_files.py", "_sandbox.py")
 
 # _stream.py is written by hand for both: it is where the two differ.
 WORDS = {

@@ -34,7 +34,7 @@ func newFace(d deps) *cobra.Command {
 		Args:  cmdline.UsageArgs(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newFaceDocker(d))
+	cmd.AddCommand(newFaceDocker(d), newFaceSimpleSandbox(d))
 	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }

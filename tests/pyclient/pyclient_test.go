@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/agent/llm/llmtest"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
@@ -23,11 +24,18 @@ func TestMain(m *testing.M) { os.Exit(daemon.Stop(m.Run())) }
 // empty socket stands for no daemon.
 func python(t *testing.T, interpreter, socket string, args ...string) string {
 	t.Helper()
+	return pythonWith(t, nil, interpreter, socket, args...)
+}
+
+// pythonWith is python with more variables in the environment.
+func pythonWith(t *testing.T, env []string, interpreter, socket string, args ...string) string {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*testenv.HungAfter)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, interpreter, args...)
 	cmd.Dir = filepath.Join(harness.Root(t), "clients", "python")
 	cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH=.", "SANDBOXD_SOCKET="+socket)
+	cmd.Env = append(cmd.Env, env...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {
@@ -39,12 +47,32 @@ func python(t *testing.T, interpreter, socket string, args ...string) string {
 func TestWithDaemon(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := daemon.Daemon(t)
-	for _, module := range []string{"sandbox", "async", "code", "llm_sandbox", "samples", "documents"} {
+	for _, module := range []string{"sandbox", "async", "code", "llm_sandbox", "samples", "documents", "frameworks"} {
 		t.Run(module, func(t *testing.T) {
 			t.Parallel()
 			python(t, "python3", d.Socket, "-m", "unittest", "tests.test_"+module)
 		})
 	}
+}
+
+// TestAgentRuns plays the model, which cannot be had here: each server has the turns of one test.
+func TestAgentRuns(t *testing.T) {
+	testenv.RequireUserNS(t)
+	t.Parallel()
+	submit := llmtest.Turn{Calls: []llmtest.Call{llmtest.Submit()}}
+	bash := func(command string) llmtest.Turn {
+		return llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash(command)}}
+	}
+	var env []string
+	for name, turns := range map[string][]llmtest.Turn{
+		"ANSWER":  {bash(`mkdir -p output/made/by; echo 42 > output/answer.txt; printf '\000\377' > output/made/by/it`), submit},
+		"LINK":    {bash("mkdir -p output; ln -s /etc/passwd output/out"), submit},
+		"HANGS":   {{Hang: true}},
+		"RESUMED": {bash("mkdir -p output; echo later > output/answer.txt"), submit},
+	} {
+		env = append(env, "SANDBOXD_TEST_MODEL_"+name+"="+llmtest.Start(t, turns...).URL)
+	}
+	pythonWith(t, env, "python3", daemon.Daemon(t).Socket, "-m", "unittest", "tests.test_agent")
 }
 
 // TestWithoutDaemon also runs with the oldest Python that the package names, and the later ones,

@@ -8,9 +8,11 @@
 Sandbox and AsyncSandbox have the shape of E2B's SDK; sandboxd.llm_sandbox has that of LLM Sandbox.
 """
 
+from ._async._agent import AsyncAgentRun
 from ._async._commands import AsyncCommandHandle, AsyncCommands, AsyncPty
 from ._async._files import AsyncFiles, AsyncWatchHandle
 from ._async._sandbox import AsyncSandbox, AsyncSandboxPaginator
+from ._sync._agent import AgentRun
 from ._sync._commands import CommandHandle, Commands, Pty
 from ._sync._files import Files, WatchHandle
 from ._sync._sandbox import Sandbox, SandboxPaginator
@@ -35,6 +37,8 @@ from .exceptions import (
     UnenforceableException,
 )
 from .models import (
+    AgentEvent,
+    AgentRunInfo,
     Chart,
     CommandResult,
     Context,
@@ -61,6 +65,10 @@ from .models import (
 __version__ = "1.0.0"
 
 __all__ = [
+    "AgentEvent",
+    "AgentRun",
+    "AgentRunInfo",
+    "AsyncAgentRun",
     "AsyncCommandHandle",
     "AsyncCommands",
     "AsyncFiles",

@@ -305,6 +305,93 @@ def _relative(path: str, root: str) -> str:
 
 
 @dataclass
+class AgentRunInfo:
+    """How a run of the agent stands. ``raw`` is the whole answer of the daemon.
+
+    ``state`` is "running", "stopped" (its process was killed; it can be resumed) or "ended".
+    """
+
+    run_id: str
+    directory: str  # on the daemon's host
+    state: str
+    exit_reason: Optional[str]  # of an ended run: "submitted" or another
+    exit_detail: Optional[str]
+    turns: int
+    tool_calls: int
+    denied: int  # tool calls that the policy refused
+    tokens: int
+    cost_usd: float
+    seconds: float
+    model: str
+    query: str  # the beginning of the task
+    sandbox_id: Optional[str]
+    started_at: Optional[datetime]
+    raw: Dict[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, d: Mapping[str, Any]) -> "AgentRunInfo":
+        try:
+            return cls(
+                run_id=d["id"],
+                directory=d["dir"],
+                state=d["state"],
+                exit_reason=d.get("exit_reason"),
+                exit_detail=d.get("exit_detail"),
+                turns=int(d.get("turns", 0)),
+                tool_calls=int(d.get("tool_calls", 0)),
+                denied=int(d.get("denied", 0)),
+                tokens=int(d.get("tokens", 0)),
+                cost_usd=float(d.get("cost_usd", 0)),
+                seconds=float(d.get("seconds", 0)),
+                model=str(d.get("model", "")),
+                query=str(d.get("query", "")),
+                sandbox_id=d.get("sandbox_id"),
+                started_at=parse_time(d.get("started_at")),
+                raw=dict(d),
+            )
+        except (KeyError, ValueError, TypeError) as e:
+            raise ProtocolException(f"the daemon described an agent run without {e}") from e
+
+
+#: Kinds of events of an agent run: the field of the record's line that has the rest.
+_AGENT_KINDS = (
+    "run",
+    "sandbox",
+    "request",
+    "response",
+    "verdict",
+    "began",
+    "ended",
+    "turn_end",
+    "outputs",
+    "resumed",
+    "end",
+)
+
+
+@dataclass
+class AgentEvent:
+    """A line of the record of an agent run (docs/reference/agent.md).
+
+    ``kind`` is "omitted" if the line is too long to send; the run's directory has it.
+    """
+
+    number: int
+    kind: str
+    data: Any  # of the kind
+    turn: Optional[int] = None
+    raw: Dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, d: Mapping[str, Any]) -> "AgentEvent":
+        line = d.get("event")
+        if not isinstance(line, dict):
+            return cls(int(d.get("n", 0)), "omitted", d.get("omitted"))
+        kind = next((k for k in _AGENT_KINDS if k in line), "unknown")
+        return cls(int(d.get("n", 0)), kind, line.get(kind), line.get("turn"), line)
+
+
+@dataclass
 class OutputMessage:
     """A piece of output of code. ``timestamp`` is in nanoseconds since 1970."""
 

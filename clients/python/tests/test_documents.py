@@ -1,7 +1,7 @@
 """The programs of the documents run, and print what the documents say.
 
 A block of "python" is a program; a block of "text" right after it is its output, where … stands for
-anything.
+anything. A comment "not run", with its reason, excuses a program.
 """
 
 import os
@@ -13,7 +13,7 @@ from .test_samples import matches, run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 DOCUMENTS = ("docs/guides/python.md", "clients/python/README.md")
-_BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n?```text\n(.*?)^```$)?", re.M | re.S)
+_BLOCK = re.compile(r"(?<! -->\n)^```python\n(.*?)^```\n(?:\n?```text\n(.*?)^```$)?", re.M | re.S)
 
 
 class Documents(unittest.TestCase):

@@ -8,7 +8,7 @@ import tarfile
 import tempfile
 import unittest
 
-from sandboxd import Execution, ExecutionError, Logs, Result
+from sandboxd import AgentEvent, AgentRunInfo, Execution, ExecutionError, Logs, Result
 from sandboxd.exceptions import CommandExitException, InvalidArgumentException, ProtocolException
 from sandboxd.llm_sandbox import (
     RestrictedModule,
@@ -36,6 +36,21 @@ class Values(unittest.TestCase):
         for bad in ("x", "2026-03-14", "2026-13-14T15:09:26Z", "2026-03-14T15:09:26"):
             with self.assertRaises(ProtocolException):
                 parse_time(bad)
+
+    def test_agent_runs(self):
+        known = {"id": "run-1", "dir": "/d", "state": "ended", "cost_usd": 0, "unknown": 1}
+        info = AgentRunInfo.of(known)
+        self.assertEqual((info.run_id, info.directory, info.exit_reason), ("run-1", "/d", None))
+        self.assertEqual((info.turns, info.started_at, info.raw), (0, None, known))
+        for bad in ({}, {**known, "turns": "x"}, {**known, "started_at": "x"}, {**known, "cost_usd": []}):
+            with self.assertRaises(ProtocolException):
+                AgentRunInfo.of(bad)
+
+        event = AgentEvent.of({"n": 2, "event": {"v": 1, "n": 2, "turn": 1, "response": {"content": "x"}}})
+        self.assertEqual((event.number, event.kind, event.turn, event.data), (2, "response", 1, {"content": "x"}))
+        event = AgentEvent.of({"n": 3, "omitted": 4000000})
+        self.assertEqual((event.number, event.kind, event.data), (3, "omitted", 4000000))
+        self.assertEqual(AgentEvent.of({"n": 4, "event": {"later": {}}}).kind, "unknown")
 
     def test_sizes(self):
         for text, n in (("512m", 512 << 20), ("1GB", 1 << 30), ("1.5k", 1536), ("7", 7), (9, 9)):
