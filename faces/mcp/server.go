@@ -69,7 +69,7 @@ type Server struct {
 
 const instructions = `Programs run in sandboxes: isolated Linux machines with their own files and processes. ` +
 	`Nothing in them is the user's machine. A tool without the argument "sandbox" uses this session's own sandbox, ` +
-	`which is made at the first use and keeps its files and processes until the session ends. ` +
+	`which is made at the first use and keeps its files, processes and variables of run_code until the session ends. ` +
 	`Relative paths begin at the sandbox's working directory.`
 
 // New returns a face. The caller closes it.

@@ -17,7 +17,7 @@ import (
 )
 
 // checks is the number of checks in testdata/client.mjs.
-const checks = 29
+const checks = 34
 
 func passed(t *testing.T, out string, err error) {
 	t.Helper()
