@@ -20,19 +20,19 @@ import (
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/faces/facesock"
 	"github.com/sandboxd/sandboxd/faces/mcp"
-	"github.com/sandboxd/sandboxd/faces/mcp/start"
+	"github.com/sandboxd/sandboxd/faces/mcp/handoff"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// newMCP returns the command that `sandboxd mcp` executes: the other side of package start.
+// newMCP returns the command that `sandboxd mcp` executes: the other side of package handoff.
 func newMCP(d cmdline.Deps) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:    start.Command + " DESCRIPTOR",
+		Use:    handoff.Command + " DESCRIPTOR",
 		Short:  "Serve the request of sandboxd mcp",
 		Hidden: true,
 		Args:   cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r, err := start.Read(args[0])
+			r, err := handoff.Read(args[0])
 			if err != nil {
 				return &cmdline.UsageError{Err: err}
 			}
@@ -50,7 +50,7 @@ type mcpListener struct {
 	token string // that clients must have; empty: the listener knows its clients
 }
 
-func runMCP(ctx context.Context, r start.Request, d cmdline.Deps) error {
+func runMCP(ctx context.Context, r handoff.Request, d cmdline.Deps) error {
 	daemon := d.Daemon
 	if r.Tied {
 		var cancel context.CancelFunc

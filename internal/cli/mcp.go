@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/sandboxd/sandboxd/faces/mcp/start"
+	"github.com/sandboxd/sandboxd/faces/mcp/handoff"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
@@ -20,7 +20,6 @@ type mcpOptions struct {
 	images  []string
 	timeout cmdline.Seconds
 	listen  []string
-	tied    bool
 }
 
 func newMCP(d deps) *cobra.Command {
@@ -43,10 +42,14 @@ the directory of the daemon's socket, as "Authorization: Bearer TOKEN".`,
   sandboxd mcp --listen 127.0.0.1:7600 --listen unix:/run/user/1000/mcp.sock`,
 		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			r, err := opts.face(cmd.Context(), cmd.Flags().Changed, d)
+			r, err := opts.face(cmd.Context(), cmd.Flags().Changed)
 			if err != nil {
 				return err
 			}
+			if r.Socket, err = filepath.Abs(d.SocketPath()); err != nil {
+				return err
+			}
+			r.Version = d.version
 			return r.Exec()
 		},
 	}
@@ -60,13 +63,12 @@ func (o *mcpOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.images, "image", nil, "`image` of a session's own sandbox (default: host); repeatable: the others are those that a model may choose")
 	f.Var(&o.timeout, "timeout", "stop a command and all its children after this time, unless it runs in the background (default: 10m)")
 	f.StringArrayVar(&o.listen, "listen", nil, "serve HTTP at an `address` of this host's loopback, as in 127.0.0.1:7600, or at unix:PATH; repeatable (default: stdin and stdout)")
-	f.BoolVar(&o.tied, flagTied, false, "")
-	_ = f.MarkHidden(flagTied) // the daemon's own, when it starts a face
 }
 
-// face returns the request of the face. changed is as for [sandboxFlags.request].
-func (o *mcpOptions) face(ctx context.Context, changed func(string) bool, d deps) (r start.Request, err error) {
-	r = start.Request{Version: d.version, Images: o.images, Timeout: time.Duration(float64(o.timeout) * float64(time.Second)), Listen: o.listen, Tied: o.tied}
+// face returns the request of the face, without version and socket. changed is as for
+// [sandboxFlags.request].
+func (o *mcpOptions) face(ctx context.Context, changed func(string) bool) (r handoff.Request, err error) {
+	r = handoff.Request{Images: o.images, Timeout: time.Duration(float64(o.timeout) * float64(time.Second)), Listen: o.listen}
 	image := ""
 	if len(r.Images) > 0 && o.snapshot == "" {
 		image, r.Images = r.Images[0], r.Images[1:]
@@ -82,8 +84,30 @@ func (o *mcpOptions) face(ctx context.Context, changed func(string) bool, d deps
 			return r, err
 		}
 	}
-	r.Socket, err = filepath.Abs(d.SocketPath())
-	return r, err
+	return r, nil
+}
+
+// daemonMCP returns the request of the face that the daemon starts, which serves socket. The flags
+// are those of "sandboxd mcp", each as NAME=VALUE.
+func daemonMCP(flags []string, socket string) (*handoff.Request, error) {
+	var opts mcpOptions
+	f := pflag.NewFlagSet("mcp", pflag.ContinueOnError)
+	opts.addFlags(f)
+	for _, text := range flags {
+		name, value, given := strings.Cut(text, "=")
+		if flag := f.Lookup(name); flag != nil && !given {
+			value = flag.NoOptDefVal
+		}
+		if err := f.Set(name, value); err != nil {
+			return nil, cmdline.Usagef("--mcp-flag %q: %w", text, err)
+		}
+	}
+	r, err := opts.face(context.Background(), f.Changed)
+	if err != nil {
+		return nil, cmdline.Usagef("--mcp-flag: %w", err)
+	}
+	r.Listen, r.Tied = append([]string{"unix:" + socket}, r.Listen...), true
+	return &r, nil
 }
 
 // checkMCPAddress refuses addresses that other hosts reach: the token travels in clear.

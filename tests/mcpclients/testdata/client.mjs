@@ -111,6 +111,9 @@ await check('cancellation', async () => {
   await assert.rejects(running)
   while (await count() !== '0');
 })
+if (process.env.GIVEN) {
+  assert.equal((await ok('run_code', { language: 'bash', code: 'echo $GIVEN' })).stdout, process.env.GIVEN + '\n')
+}
 const python = (await ok('run_command', { command: 'command -v python3 || true' })).stdout !== ''
 await check('languages', async () => {
   const { languages } = await ok('languages')
@@ -308,7 +311,7 @@ await check('kill the own sandbox', async () => {
 })
 if (process.env.LEAVE) {
   console.log('left', (await ok('sandbox_list')).sandboxes[0].id)
-  if (process.env.LEAVE === 'kill') process.kill(process.pid, 'SIGKILL')
+  process.kill(process.pid, 'SIGKILL')
 }
 if (kind === 'http') await connection.terminateSession()
 await client.close()

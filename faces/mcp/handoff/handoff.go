@@ -1,6 +1,6 @@
-// Package start hands the request of an MCP face from the command line to the program that serves
+// Package handoff hands the request of an MCP face from the command line to the program that serves
 // it: only sandboxd-agent links the protocol's SDK.
-package start
+package handoff
 
 import (
 	"encoding/json"
@@ -33,27 +33,41 @@ type Request struct {
 	Tied bool `json:"tied,omitempty"`
 }
 
-// Exec executes sandboxd-agent in the place of this process. It returns only on error. The request
-// travels in an anonymous file, since other users can read arguments, and variables may be secret.
-func (r *Request) Exec() error {
-	path, err := dirs.Program(dirs.AgentProgram)
-	if err != nil {
-		return fmt.Errorf("start the MCP face: %w", err)
-	}
+// File returns an anonymous file with the request. Arguments would not do: other users can read
+// them, and variables may be secret.
+func (r *Request) File() (*os.File, error) {
 	data, err := json.Marshal(r)
 	if err != nil {
-		return fmt.Errorf("start the MCP face: %w", err)
+		return nil, err
 	}
-	fd, err := unix.MemfdCreate("mcp", 0)
+	fd, err := unix.MemfdCreate("mcp", unix.MFD_CLOEXEC)
 	if err != nil {
-		return fmt.Errorf("start the MCP face: %w", os.NewSyscallError("memfd_create", err))
+		return nil, os.NewSyscallError("memfd_create", err)
 	}
 	f := os.NewFile(uintptr(fd), "request")
-	if _, err = f.WriteAt(data, 0); err == nil {
+	if _, err := f.WriteAt(data, 0); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// Exec executes sandboxd-agent in the place of this process. It returns only on error.
+func (r *Request) Exec() (err error) {
+	defer func() { err = fmt.Errorf("start the MCP face: %w", err) }()
+	path, err := dirs.Program(dirs.AgentProgram)
+	if err != nil {
+		return err
+	}
+	f, err := r.File()
+	if err != nil {
+		return err
+	}
+	fd := int(f.Fd())
+	if _, err = unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err == nil {
 		args := []string{path, Command, strconv.Itoa(fd)}
 		err = &os.PathError{Op: "execute", Path: path, Err: syscall.Exec(path, args, os.Environ())} //nolint:gosec // G204: our own program
 	}
-	return fmt.Errorf("start the MCP face: %w", errors.Join(err, f.Close()))
+	return errors.Join(err, f.Close())
 }
 
 // Read reads the request from the descriptor with the number, and closes it.
