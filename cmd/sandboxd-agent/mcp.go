@@ -129,10 +129,11 @@ func serveMCP(ctx context.Context, face *mcp.Server, listeners []mcpListener, st
 	}
 	<-ctx.Done()
 	serving.Wait()
-	if _, ok := errors.AsType[cmdline.Signalled](context.Cause(ctx)); ok {
-		return nil // a requested end
+	err := context.Cause(ctx)
+	if _, ok := errors.AsType[cmdline.Signalled](err); ok || errors.Is(err, context.Canceled) {
+		return nil // a requested end, or the daemon's
 	}
-	return context.Cause(ctx)
+	return err
 }
 
 // listenMCP listens at a place that sandboxd has accepted. The token lies in dir.

@@ -270,7 +270,13 @@ func (b *broker) startMCP(cfg Config, socket *os.File) error {
 		return fmt.Errorf("start the MCP face: %w", err)
 	}
 	defer request.Close()
-	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", b.program.Fd()), handoff.Command, "4") //nolint:noctx,gosec // our own program; it outlives the request
+	// The child has the files at descriptors 3 and 4 before it executes the program.
+	program, err := unix.FcntlInt(b.program.Fd(), unix.F_DUPFD_CLOEXEC, 5)
+	if err != nil {
+		return fmt.Errorf("start the MCP face: %w", os.NewSyscallError("fcntl", err))
+	}
+	defer unix.Close(program)
+	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", program), handoff.Command, "4") //nolint:noctx,gosec // our own program; it outlives the request
 	cmd.Args[0] = cfg.Agents.Program
 	return b.startChild(&b.mcp, "MCP face", cmd, []*os.File{socket, request})
 }
