@@ -3,6 +3,7 @@ package mcpclients
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -124,6 +125,9 @@ func TestDaemonServesMCP(t *testing.T) {
 	out, err := node(t, packages(t), []string{"NETWORK=none", "GIVEN=by the operator"}, "client.mjs", "http", url, "no token")
 	passed(t, out, err)
 	isConfined(t, face) // since before its first answer
+	if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", face)); err != nil || strings.Contains(string(line), "operator") {
+		t.Errorf("other users see %q, %v", line, err)
+	}
 	empty(t, c)
 	if token, err := os.ReadFile(filepath.Join(d.RuntimeDir, "mcp.token")); err != nil || len(token) < 20 {
 		t.Errorf("the token of the port: %q, %v", token, err)
