@@ -1,6 +1,6 @@
-// Command sandboxd-agent runs agents and serves MCP: `sandboxd agent` and `sandboxd mcp` execute it,
-// and the daemon's broker starts it as the worker of a hosted run. It is a binary of its own because
-// the SDKs of models and of MCP, and policies, are larger than all of sandboxd.
+// Command sandboxd-agent runs agents and serves MCP: `sandboxd agent` and `sandboxd mcp` execute
+// it, and the daemon's broker starts it as the worker of a hosted run and as the MCP face. It is a
+// binary of its own because the SDKs of models and of MCP, and policies, are larger than sandboxd.
 package main
 
 import (

@@ -7,13 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/faces/docker"
 	"github.com/sandboxd/sandboxd/faces/facesock"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 )
 
 type faceOptions struct {

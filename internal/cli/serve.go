@@ -161,7 +161,7 @@ func runServe(ctx context.Context, opts *serveOptions, flags *pflag.FlagSet, d d
 	if err != nil {
 		return &cmdline.UsageError{Err: err}
 	}
-	o, err := opts.finish(c, d)
+	o, err := opts.finish(c, d) //nolint:contextcheck // it reads files
 	if err != nil {
 		return err
 	}

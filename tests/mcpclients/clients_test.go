@@ -178,8 +178,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// forward passes connections on to a Unix socket, for clients that have no such URL, and returns the
-// URL.
+// forward passes connections on to a Unix socket, for clients that have no URL of such a socket. It
+// returns the URL to use.
 func forward(t *testing.T, socket string) string {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
