@@ -106,17 +106,17 @@ func TestCodeArguments(t *testing.T) {
 func TestCancelledCodeKeepsItsContext(t *testing.T) {
 	testenv.RequirePeer(t, "python3")
 	s, _ := face(t, Options{})
-	cs := connect(t, s)
+	cs, dir := connect(t, s), t.TempDir()
 	code(t, cs, map[string]any{"code": "x = 1; import pathlib, time"})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() {
 		_, err := cs.CallTool(ctx, &mcp.CallToolParams{Name: "run_code", Arguments: map[string]any{
-			"code": "x = 2\ntry:\n  pathlib.Path('begun').touch()\n  time.sleep(31536000)\nexcept KeyboardInterrupt: x = 3",
+			"code": "x = 2\ntry:\n  pathlib.Path('" + dir + "/begun').touch()\n  time.sleep(31536000)\nexcept KeyboardInterrupt: x = 3",
 		}})
 		ended <- err
 	}()
-	for !strings.Contains(fmt.Sprint(must(t, cs, "file_list", nil)), "begun") {
+	for !strings.Contains(fmt.Sprint(must(t, cs, "file_list", map[string]any{"path": dir})), "begun") {
 	}
 	cancel()
 	if err := <-ended; err == nil {
