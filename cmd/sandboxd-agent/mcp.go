@@ -97,7 +97,7 @@ func runMCP(ctx context.Context, r handoff.Request, d cmdline.Deps) error {
 	c = d.Client()
 	defer c.Close()
 	face := mcp.New(mcp.Options{
-		Client: c, Version: r.Version, Sandbox: r.Sandbox, Images: r.Images, Timeout: r.Timeout, URLs: urls, Log: log,
+		Client: c, Version: r.Version, Sandbox: r.Sandbox, Images: r.Images, Timeout: r.Timeout, Tied: r.Tied, URLs: urls, Log: log,
 		HostPaths: []string{info.DataDir, filepath.Dir(info.Socket), filepath.Dir(r.Socket)},
 	})
 	defer face.Close()

@@ -43,7 +43,10 @@ type Options struct {
 	URLs net.Listener
 	// HostPaths are replaced in the texts of errors: directories of the daemon.
 	HostPaths []string
-	Log       *slog.Logger
+	// Tied means that the daemon has started the face, which does not keep it from ending when it is
+	// idle.
+	Tied bool
+	Log  *slog.Logger
 }
 
 // Server offers tools to the clients of one operator.
@@ -91,7 +94,9 @@ func New(opts Options) *Server {
 	s.addResources()
 	s.door = newDoor(s, opts.URLs)
 	s.working.Go(s.door.serve)
-	s.working.Go(s.keepDaemon)
+	if !opts.Tied {
+		s.working.Go(s.keepDaemon)
+	}
 	return s
 }
 

@@ -150,6 +150,15 @@ func TestDaemonServesMCP(t *testing.T) {
 	}
 }
 
+// The process that serves MCP does not keep its daemon from ending when it is idle.
+func TestDaemonWithMCPEndsWhenIdle(t *testing.T) {
+	d := serve(t)
+	r := d.CLI(t, "serve", "--socket", d.RuntimeDir+"2/api.sock", "--data-dir", d.DataDir+"2", "--runtime-dir", d.RuntimeDir+"2", "--mcp", "--idle-exit", "1s")
+	if r.Code != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
 // A client that is killed leaves nothing behind, over stdio at once.
 func TestKilledClientLeavesNothing(t *testing.T) {
 	d := serve(t)
