@@ -1,6 +1,6 @@
-// Command sandboxd-agent runs agents: `sandboxd agent` executes it, and the daemon's broker starts
-// it as the worker of a hosted run. It is a binary of its own because model SDKs and policies are
-// larger than all of sandboxd.
+// Command sandboxd-agent runs agents and serves MCP: `sandboxd agent` and `sandboxd mcp` execute
+// it, and the daemon's broker starts it as the worker of a hosted run and as the MCP face. It is a
+// binary of its own because the SDKs of models and of MCP, and policies, are larger than sandboxd.
 package main
 
 import (
@@ -27,7 +27,7 @@ func run(args []string, d cmdline.Deps) int {
 // newRoot returns the root command. Its name is sandboxd, so that help and hints show the command
 // that people type.
 func newRoot(d cmdline.Deps) *cobra.Command {
-	d, root := cmdline.NewRoot(d, &cobra.Command{Use: dirs.DaemonProgram, Short: "Run agents in sandboxes"})
-	root.AddCommand(newAgent(d))
+	d, root := cmdline.NewRoot(d, &cobra.Command{Use: dirs.DaemonProgram, Short: "Run agents in sandboxes, and serve MCP"})
+	root.AddCommand(newAgent(d), newMCP(d))
 	return root
 }

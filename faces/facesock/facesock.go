@@ -1,10 +1,11 @@
-// Package facesock makes the sockets of faces, for their own user.
+// Package facesock makes the sockets of faces, for their own user, and prepares their processes.
 package facesock
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -12,8 +13,37 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
+
+// Tie is the number of the descriptor of a socket whose other end the daemon has, in a face that it
+// has started.
+const Tie = 3
+
+// Tied returns a context that ends with the daemon's end of [Tie].
+func Tied(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	unix.CloseOnExec(Tie)
+	tie := os.NewFile(Tie, "daemon")
+	go func() {
+		defer cancel()
+		_, _ = io.Copy(io.Discard, tie) // until the daemon ends
+	}()
+	return ctx, cancel
+}
+
+// Confine takes from this process the rights that a face does not need. The caller keeps held, and
+// reports what the host cannot enforce.
+func Confine(socket string) (held io.Closer, missing []string, err error) {
+	f := confine.Face{Socket: socket}
+	f.Probe()
+	h, err := f.Apply()
+	if err != nil {
+		return nil, nil, err
+	}
+	return h, f.Missing(), nil
+}
 
 // Listen listens on a Unix socket that only this user can open, and accepts connections of this
 // user and of root: the daemon takes every request of a face for its own user's. It replaces a

@@ -118,11 +118,23 @@ func fromHere(origin string) bool {
 	return u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
 }
 
+// peer returns the client of a session that has not ended, from its first request on: that may come
+// before the one that has opened the session ends. The caller holds mu.
+func (e *endpoint) peer(id string) *peer {
+	p := e.clients[id]
+	if p == nil && id != "" && e.s.byID(id) != nil {
+		p = new(peer)
+		p.timer = time.AfterFunc(e.quiet, func() { e.expire(id, p) })
+		e.clients[id] = p
+	}
+	return p
+}
+
 // begin counts a request. done takes the id of the session that it has opened, if it has.
 func (e *endpoint) begin(id string, listens bool) (done func(opened string), ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if p := e.clients[id]; p != nil {
+	if p := e.peer(id); p != nil {
 		p.open++
 		p.listened = p.listened || listens
 		p.timer.Stop()
@@ -137,18 +149,9 @@ func (e *endpoint) begin(id string, listens bool) (done func(opened string), ok 
 	e.opening++
 	return func(opened string) {
 		e.mu.Lock()
+		defer e.mu.Unlock()
 		e.opening--
-		known := opened != "" && e.s.byID(opened) != nil
-		if known {
-			p := &peer{open: 1}
-			p.timer = time.AfterFunc(e.quiet, func() { e.expire(opened, p) })
-			p.timer.Stop()
-			e.clients[opened] = p
-		}
-		e.mu.Unlock()
-		if known {
-			e.end(opened)
-		}
+		e.peer(opened)
 	}, true
 }
 

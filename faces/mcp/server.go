@@ -43,7 +43,10 @@ type Options struct {
 	URLs net.Listener
 	// HostPaths are replaced in the texts of errors: directories of the daemon.
 	HostPaths []string
-	Log       *slog.Logger
+	// Tied means that the daemon has started the face, which does not keep it from ending when it is
+	// idle.
+	Tied bool
+	Log  *slog.Logger
 }
 
 // Server offers tools to the clients of one operator.
@@ -69,7 +72,7 @@ type Server struct {
 
 const instructions = `Programs run in sandboxes: isolated Linux machines with their own files and processes. ` +
 	`Nothing in them is the user's machine. A tool without the argument "sandbox" uses this session's own sandbox, ` +
-	`which is made at the first use and keeps its files and processes until the session ends. ` +
+	`which is made at the first use and keeps its files, processes and variables of run_code until the session ends. ` +
 	`Relative paths begin at the sandbox's working directory.`
 
 // New returns a face. The caller closes it.
@@ -91,7 +94,9 @@ func New(opts Options) *Server {
 	s.addResources()
 	s.door = newDoor(s, opts.URLs)
 	s.working.Go(s.door.serve)
-	s.working.Go(s.keepDaemon)
+	if !opts.Tied {
+		s.working.Go(s.keepDaemon)
+	}
 	return s
 }
 

@@ -49,6 +49,9 @@ type box struct {
 	request  api.CreateSandbox // as it was made, for forks
 	tie      io.Closer
 	created  time.Time
+
+	making   sync.Mutex            // held while a context is made
+	contexts map[contextKey]string // ids; guarded by making
 }
 
 func newSession(s *Server) *session {

@@ -3,6 +3,7 @@ package mcp
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,6 +18,33 @@ type call struct {
 	progress func(elapsed time.Duration, message string) // nil if the client asked for none
 	mu       sync.Mutex
 	noted    string // the latest message for progress
+	unsent   []byte // output since the last notification, its end
+}
+
+// maxUnsent bounds the output in a progress notification, in bytes.
+const maxUnsent = 4096
+
+// stream adds output to the next progress notification.
+func (c *call) stream(data []byte) {
+	if c.progress == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unsent = append(c.unsent, data...)
+	c.unsent = append(c.unsent[:0], c.unsent[max(0, len(c.unsent)-maxUnsent):]...)
+}
+
+// message returns the text of a notification: new output, else the latest note.
+func (c *call) message() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.unsent) == 0 {
+		return c.noted
+	}
+	text := strings.ToValidUTF8(string(c.unsent), "\uFFFD")
+	c.unsent = c.unsent[:0]
+	return text
 }
 
 // note sets the message of the next progress notification.
@@ -44,10 +72,7 @@ func (c *call) report() (stop func()) {
 		for {
 			select {
 			case <-tick.C:
-				c.mu.Lock()
-				message := c.noted
-				c.mu.Unlock()
-				c.progress(time.Since(began), message)
+				c.progress(time.Since(began), c.message())
 			case <-done:
 				return
 			}
@@ -154,7 +179,10 @@ func (s *Server) addTools() {
 	addTool(s, "get_url", "Get a URL", repeats|outside,
 		"Return a URL at which the user's machine reaches an HTTP server that listens on a port of a sandbox.", getURL)
 
-	// run_code and languages belong here, in a file of their own, once the API runs code.
+	addTool(s, "run_code", "Run code", destroys|outside,
+		"Run source text in a sandbox. Variables, imports and functions stay for the next call in languages that keep them (python, javascript, bash); "+
+			"others run as a program of their own. Returns what was printed, displayed values and the value of the last expression, figures as images, and errors with their traceback.", runCode)
+	addTool(s, "languages", "List languages", reads, "List the languages of run_code. A sandbox has those that its image has.", listLanguages)
 }
 
 // done is the output of tools that have nothing to return.

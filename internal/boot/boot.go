@@ -108,7 +108,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	}
 	// Start the broker before confinement and before anything hostile is read, so that it keeps our
 	// privileges.
-	helper, err := broker.Start(ctx, broker.Config{Launcher: options, Name: name, Agents: hosted, Services: o.Services, Docker: o.face(), ConfigFiles: o.ConfigFiles})
+	helper, err := broker.Start(ctx, broker.Config{Launcher: options, Name: name, Agents: hosted, Services: o.Services, Docker: o.docker(), MCP: o.MCP, ConfigFiles: o.ConfigFiles})
 	if err != nil {
 		return errors.Join(err, subtree.Abandon())
 	}
@@ -270,7 +270,11 @@ func Serve(ctx context.Context, o Options) (err error) {
 	reloading := reloader{options: o, level: level, read: helper.ReadConfig, service: d.Service(), log: log}
 	defer reloading.watch(ctx)()
 	if o.Docker != "" {
-		defer keepFace(ctx, helper, log)()
+		defer keepFace(ctx, helper, broker.Docker, log)()
+	}
+	if o.MCP != nil {
+		o.MCP.Version = o.Version
+		defer keepFace(ctx, helper, broker.MCP, log)()
 	}
 	debug.FreeOSMemory() // start-up leaves garbage, profiles and certificates; an idle daemon would hold it for minutes
 	return d.Serve(ctx)

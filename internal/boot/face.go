@@ -22,34 +22,34 @@ const (
 	maxFaceDelay   = 10 * time.Second
 )
 
-// face returns the arguments of the Docker face; none if there is none.
-func (o *Options) face() []string {
+// docker returns the arguments of the Docker face; none if there is none.
+func (o *Options) docker() []string {
 	if o.Docker == "" {
 		return nil
 	}
 	return []string{"--socket", o.Socket, "face", "docker", "--tied", "--listen", "unix:" + o.Docker, "--network", o.DockerNetwork}
 }
 
-// keepFace starts the Docker face, and again whenever it has ended, until stop is called. It ends
-// with its socket, so with the daemon.
-func keepFace(ctx context.Context, b *broker.Client, log *slog.Logger) (stop func()) {
+// keepFace starts a face, and again whenever it has ended, until stop is called. It ends with its
+// socket, so with the daemon.
+func keepFace(ctx context.Context, b *broker.Client, face broker.Face, log *slog.Logger) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var keeping sync.WaitGroup
 	keeping.Go(func() {
 		for delay := firstFaceDelay; ; delay = min(2*delay, maxFaceDelay) {
 			began := time.Now()
-			err := runFace(ctx, b)
+			err := runFace(ctx, b, face)
 			switch {
 			case ctx.Err() != nil:
 				return
 			case errors.Is(err, broker.ErrGone):
-				log.Error("the Docker face is not started again", "error", err)
+				log.Error("a face is not started again", "face", face, "error", err)
 				return
 			}
 			if time.Since(began) > maxFaceDelay {
 				delay = firstFaceDelay
 			}
-			log.Warn("the Docker face has ended, starting it again", "after", delay, "error", err)
+			log.Warn("a face has ended, starting it again", "face", face, "after", delay, "error", err)
 			select {
 			case <-time.After(delay):
 			case <-ctx.Done():
@@ -64,7 +64,7 @@ func keepFace(ctx context.Context, b *broker.Client, log *slog.Logger) (stop fun
 }
 
 // runFace starts a face and returns when it has ended.
-func runFace(ctx context.Context, b *broker.Client) error {
+func runFace(ctx context.Context, b *broker.Client, face broker.Face) error {
 	ours, theirs, err := unixmsg.Pair(unix.SOCK_STREAM, "face")
 	if err != nil {
 		return err
@@ -74,7 +74,7 @@ func runFace(ctx context.Context, b *broker.Client) error {
 		return errors.Join(err, theirs.Close())
 	}
 	defer tie.Close()
-	err = b.StartFace(ctx, theirs)
+	err = b.StartFace(ctx, face, theirs)
 	_ = theirs.Close() // the face has a copy
 	if err != nil {
 		return err

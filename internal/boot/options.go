@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/faces/mcp/handoff"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/image/registry"
 	"github.com/sandboxd/sandboxd/internal/agents"
@@ -82,6 +83,8 @@ type Options struct {
 	Docker string
 	// DockerNetwork is the network of the face's bridge: none, full, or a policy's preset or path.
 	DockerNetwork string
+	// MCP is the request of the MCP face; nil means none.
+	MCP *handoff.Request
 	// Profiles is a directory of security profiles beside the embedded ones; empty means none.
 	Profiles string
 	// Pools lists the warm pools.

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/faces/mcp/handoff"
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/doctor"
@@ -67,7 +68,7 @@ type broker struct {
 	agents     map[int]*os.Process // running processes of agent runs, by pid
 	mounted    int                 // answered requests for mounts, since the last launcher was started
 
-	gateway, face child
+	gateway, docker, mcp child
 }
 
 // child is a process of which there is one at a time.
@@ -237,24 +238,59 @@ func (b *broker) startGateway(_ context.Context, _ json.RawMessage, files []*os.
 	if len(files) != 1 {
 		return nil, fmt.Errorf("want one file, the gateway's socket, got %d", len(files))
 	}
-	return none{}, b.startChild(&b.gateway, "gateway", files, egress.Argument)
+	return none{}, b.startChild(&b.gateway, "gateway", itself(egress.Argument), files)
 }
 
-// startFace starts the Docker face, with the arguments of the first request and an empty
-// environment.
-func (b *broker) startFace(_ context.Context, _ json.RawMessage, files []*os.File) (any, error) {
+// startFace starts a face as the first request has described it, with an empty environment.
+func (b *broker) startFace(_ context.Context, args json.RawMessage, files []*os.File) (any, error) {
 	if len(files) != 1 {
 		return nil, fmt.Errorf("want one file, the face's socket, got %d", len(files))
 	}
-	cfg, _ := b.config()
-	if len(cfg.Docker) == 0 {
-		return nil, errors.New("start the Docker face: the daemon was not started with one")
+	var face Face
+	if err := json.Unmarshal(args, &face); err != nil {
+		return nil, err
 	}
-	return none{}, b.startChild(&b.face, "Docker face", files, cfg.Docker...)
+	cfg, _ := b.config()
+	switch {
+	case face == Docker && len(cfg.Docker) > 0:
+		return none{}, b.startChild(&b.docker, "Docker face", itself(cfg.Docker...), files)
+	case face == MCP && cfg.MCP != nil:
+		return none{}, b.startMCP(cfg, files[0])
+	}
+	return nil, fmt.Errorf("start face %q: the daemon was not started with one", face)
 }
 
-// startChild starts this program as a child of which there is one, and kills the one before.
-func (b *broker) startChild(c *child, what string, files []*os.File, args ...string) error {
+// startMCP starts sandboxd-agent as the MCP face.
+func (b *broker) startMCP(cfg Config, socket *os.File) error {
+	if b.programErr != nil {
+		return fmt.Errorf("start the MCP face: %w", b.programErr)
+	}
+	request, err := cfg.MCP.File()
+	if err != nil {
+		return fmt.Errorf("start the MCP face: %w", err)
+	}
+	defer request.Close()
+	// The child has the files at descriptors 3 and 4 before it executes the program.
+	program, err := unix.FcntlInt(b.program.Fd(), unix.F_DUPFD_CLOEXEC, 5)
+	if err != nil {
+		return fmt.Errorf("start the MCP face: %w", os.NewSyscallError("fcntl", err))
+	}
+	defer unix.Close(program)
+	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", program), handoff.Command, "4") //nolint:noctx,gosec // our own program; it outlives the request
+	cmd.Args[0] = cfg.Agents.Program
+	return b.startChild(&b.mcp, "MCP face", cmd, []*os.File{socket, request})
+}
+
+// itself returns the command of this program.
+func itself(args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", args...) //nolint:noctx,gosec // our own program; it outlives the request
+	cmd.Args[0] = os.Args[0]
+	return cmd
+}
+
+// startChild starts a child of which there is one, with files from descriptor 3 on, and kills the
+// one before.
+func (b *broker) startChild(c *child, what string, cmd *exec.Cmd, files []*os.File) error {
 	b.mu.Lock()
 	configured, log := b.configured, b.log
 	b.mu.Unlock()
@@ -264,8 +300,6 @@ func (b *broker) startChild(c *child, what string, files []*os.File, args ...str
 	c.starting.Lock()
 	defer c.starting.Unlock()
 	c.kill()
-	cmd := exec.Command("/proc/self/exe", args...) //nolint:noctx,gosec // our own program; it outlives the request
-	cmd.Args[0] = os.Args[0]
 	cmd.ExtraFiles = files
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr // panics
 	cmd.Env = []string{}                          // ours may have secrets
@@ -287,7 +321,7 @@ func (b *broker) startChild(c *child, what string, files []*os.File, args ...str
 
 // end kills the children for the end of the broker.
 func (b *broker) end() {
-	for _, c := range []*child{&b.gateway, &b.face} {
+	for _, c := range []*child{&b.gateway, &b.docker, &b.mcp} {
 		c.starting.Lock()
 		c.kill()
 		c.starting.Unlock()

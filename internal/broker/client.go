@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/faces/mcp/handoff"
 	"github.com/sandboxd/sandboxd/internal/hostdir"
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
@@ -47,9 +48,20 @@ type Config struct {
 	Services map[string]string `json:"services,omitempty"`
 	// Docker are the arguments of the program for the Docker face; empty: there is none.
 	Docker []string `json:"docker,omitempty"`
+	// MCP is the request of the MCP face; nil: there is none.
+	MCP *handoff.Request `json:"mcp,omitempty"`
 	// ConfigFiles are the files that the daemon may have read again.
 	ConfigFiles []string `json:"config_files,omitempty"`
 }
+
+// Face names a face that the broker starts.
+type Face string
+
+// The faces that are processes of their own.
+const (
+	Docker Face = "docker"
+	MCP    Face = "mcp"
+)
 
 // Agents describes the processes of hosted agent runs.
 type Agents struct {
@@ -210,10 +222,10 @@ func (c *Client) StartGateway(ctx context.Context, socket *os.File) error {
 	return c.call(ctx, requestStartGateway, none{}, nil, socket)
 }
 
-// StartFace starts the Docker face, and kills the one before. The face ends when the other end of
-// the socket is closed.
-func (c *Client) StartFace(ctx context.Context, socket *os.File) error {
-	return c.call(ctx, requestStartFace, none{}, nil, socket)
+// StartFace starts a face, and kills the one before. The face ends when the other end of the socket
+// is closed.
+func (c *Client) StartFace(ctx context.Context, face Face, socket *os.File) error {
+	return c.call(ctx, requestStartFace, face, nil, socket)
 }
 
 // MountRange makes the mounts of a range of host ids.

@@ -47,7 +47,7 @@ const (
 	requestStartAgent     = "start-agent" // takes the files for stdin and stdout; returns the pid
 	requestSignalAgent    = "signal-agent"
 	requestStartGateway   = "start-gateway"   // takes the socket that the gateway serves
-	requestStartFace      = "start-face"      // takes the socket that ends the face when the daemon's end is closed
+	requestStartFace      = "start-face"      // takes a [Face], and the socket that ends it when the daemon's end is closed
 	requestReadConfig     = "read-config"     // returns the contents of the config files, by path
 	requestMountRange     = "mount-range"     // takes the number of a range of ids, and the socket to send its mounts to
 	requestMountWorkspace = "mount-workspace" // takes a [launcher.WorkspaceMount], and the socket to send its mount to

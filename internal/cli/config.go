@@ -464,7 +464,7 @@ func runConfigShow(_ context.Context, opts *serveOptions, flags *pflag.FlagSet, 
 	if err != nil {
 		return err
 	}
-	o, err := opts.finish(c, d)
+	o, err := opts.finish(c, d) //nolint:contextcheck // it reads files
 	if err != nil {
 		return err
 	}

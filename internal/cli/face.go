@@ -3,22 +3,18 @@ package cli
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/faces/docker"
 	"github.com/sandboxd/sandboxd/faces/facesock"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
-	"github.com/sandboxd/sandboxd/internal/confine"
 )
 
 type faceOptions struct {
@@ -64,7 +60,7 @@ func (o *faceOptions) addFlags(f *pflag.FlagSet) {
 	_ = f.MarkHidden(flagTied) // the daemon's own, when it starts a face
 }
 
-// flagTied has the face end when its descriptor 3 is closed at the other end.
+// flagTied has a face end with its [facesock.Tie].
 const flagTied = "tied"
 
 // bridgeNetwork returns the network that a name of the operator means.
@@ -92,15 +88,10 @@ func runFaceDocker(ctx context.Context, opts faceOptions, d deps) error {
 	if err != nil {
 		return cmdline.Usagef("--network %q: %v", opts.network, err)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	if opts.tied {
-		unix.CloseOnExec(fdTie)
-		tie := os.NewFile(fdTie, "daemon")
-		go func() {
-			defer cancel()
-			_, _ = io.Copy(io.Discard, tie) // until the daemon ends
-		}()
+		var cancel context.CancelFunc
+		ctx, cancel = facesock.Tied(ctx)
+		defer cancel()
 	}
 	path, err = filepath.Abs(path)
 	if err != nil {
@@ -112,7 +103,7 @@ func runFaceDocker(ctx context.Context, opts faceOptions, d deps) error {
 	}
 	defer l.Close()
 	socket := d.Client().Socket()
-	held, missing, err := confineFace(socket)
+	held, missing, err := facesock.Confine(socket)
 	if err != nil {
 		return fmt.Errorf("serve Docker's API: %w", err)
 	}
@@ -125,18 +116,4 @@ func runFaceDocker(ctx context.Context, opts faceOptions, d deps) error {
 	defer c.Close()
 	log.Info("Docker's API is served", "socket", path)
 	return docker.New(docker.Options{Client: c, Version: d.version, Network: network, Log: log}).Serve(ctx, l)
-}
-
-// fdTie is the descriptor of a socket whose other end the daemon has.
-const fdTie = 3
-
-// confineFace takes from this process the rights that a face does not need.
-func confineFace(socket string) (io.Closer, []string, error) {
-	f := confine.Face{Socket: socket}
-	f.Probe()
-	held, err := f.Apply()
-	if err != nil {
-		return nil, nil, err
-	}
-	return held, f.Missing(), nil
 }

@@ -2,26 +2,15 @@ package cli
 
 import (
 	"context"
-	"crypto/rand"
-	"errors"
-	"fmt"
-	"io"
-	"io/fs"
-	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
-	"github.com/sandboxd/sandboxd/api/client"
-	"github.com/sandboxd/sandboxd/faces/facesock"
-	"github.com/sandboxd/sandboxd/faces/mcp"
+	"github.com/sandboxd/sandboxd/faces/mcp/handoff"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
@@ -53,11 +42,15 @@ the directory of the daemon's socket, as "Authorization: Bearer TOKEN".`,
   sandboxd mcp --listen 127.0.0.1:7600 --listen unix:/run/user/1000/mcp.sock`,
 		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o, err := opts.face(cmd.Context(), cmd.Flags().Changed)
+			r, err := opts.face(cmd.Context(), cmd.Flags().Changed)
 			if err != nil {
 				return err
 			}
-			return runMCP(cmd.Context(), opts.listen, o, d)
+			if r.Socket, err = filepath.Abs(d.SocketPath()); err != nil {
+				return err
+			}
+			r.Version = d.version
+			return r.Exec()
 		},
 	}
 	opts.addFlags(cmd.Flags())
@@ -72,25 +65,49 @@ func (o *mcpOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.listen, "listen", nil, "serve HTTP at an `address` of this host's loopback, as in 127.0.0.1:7600, or at unix:PATH; repeatable (default: stdin and stdout)")
 }
 
-// face returns the options of the face. changed is as for [sandboxFlags.request].
-func (o *mcpOptions) face(ctx context.Context, changed func(string) bool) (mcp.Options, error) {
+// face returns the request of the face, without version and socket. changed is as for
+// [sandboxFlags.request].
+func (o *mcpOptions) face(ctx context.Context, changed func(string) bool) (r handoff.Request, err error) {
+	r = handoff.Request{Images: o.images, Timeout: time.Duration(float64(o.timeout) * float64(time.Second)), Listen: o.listen}
 	image := ""
-	if len(o.images) > 0 && o.snapshot == "" {
-		image, o.images = o.images[0], o.images[1:]
+	if len(r.Images) > 0 && o.snapshot == "" {
+		image, r.Images = r.Images[0], r.Images[1:]
 	}
-	req, err := o.request(ctx, image, changed)
-	if err != nil {
-		return mcp.Options{}, err
+	if r.Sandbox, err = o.request(ctx, image, changed); err != nil {
+		return r, err
 	}
-	if err := o.main(&req, nil, false, false, false); err != nil {
-		return mcp.Options{}, err
+	if err := o.main(&r.Sandbox, nil, false, false, false); err != nil {
+		return r, err
 	}
 	for _, l := range o.listen {
 		if err := checkMCPAddress(l); err != nil {
-			return mcp.Options{}, err
+			return r, err
 		}
 	}
-	return mcp.Options{Sandbox: req, Images: o.images, Timeout: time.Duration(float64(o.timeout) * float64(time.Second))}, nil
+	return r, nil
+}
+
+// daemonMCP returns the request of the face that the daemon starts, which serves socket. The flags
+// are those of "sandboxd mcp", each as NAME=VALUE.
+func daemonMCP(flags []string, socket string) (*handoff.Request, error) {
+	var opts mcpOptions
+	f := pflag.NewFlagSet("mcp", pflag.ContinueOnError)
+	opts.addFlags(f)
+	for _, text := range flags {
+		name, value, given := strings.Cut(text, "=")
+		if flag := f.Lookup(name); flag != nil && !given {
+			value = flag.NoOptDefVal
+		}
+		if err := f.Set(name, value); err != nil {
+			return nil, cmdline.Usagef("--mcp-flag %q: %w", text, err)
+		}
+	}
+	r, err := opts.face(context.Background(), f.Changed)
+	if err != nil {
+		return nil, cmdline.Usagef("--mcp-flag: %w", err)
+	}
+	r.Listen, r.Tied = append([]string{"unix:" + socket}, r.Listen...), true
+	return &r, nil
 }
 
 // checkMCPAddress refuses addresses that other hosts reach: the token travels in clear.
@@ -109,143 +126,4 @@ func checkMCPAddress(where string) error {
 		return cmdline.Usagef("--listen %q: only loopback addresses, such as 127.0.0.1:7600: the token travels as it is", where)
 	}
 	return nil
-}
-
-// mcpListener is a place at which the face serves HTTP.
-type mcpListener struct {
-	net.Listener
-
-	token string // that clients must have; empty: the listener knows its clients
-}
-
-func runMCP(ctx context.Context, places []string, o mcp.Options, d deps) error {
-	c, err := d.Daemon(ctx)
-	if err != nil {
-		return err
-	}
-	info, err := c.System(ctx)
-	c.Close()
-	if err != nil {
-		return err
-	}
-	socket, err := filepath.Abs(d.SocketPath())
-	if err != nil {
-		return err
-	}
-	var listeners []mcpListener
-	defer func() {
-		for _, l := range listeners {
-			_ = l.Close() // serving has reported
-		}
-	}()
-	for _, where := range places {
-		l, err := listenMCP(ctx, where, filepath.Dir(socket))
-		if err != nil {
-			return fmt.Errorf("listen on %s: %w", where, err)
-		}
-		listeners = append(listeners, l)
-	}
-	if o.URLs, err = new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0"); err != nil {
-		return fmt.Errorf("listen for ports of sandboxes: %w", err)
-	}
-	// A model decides what this process reads from now on.
-	held, missing, err := confineFace(socket)
-	if err != nil {
-		return fmt.Errorf("serve MCP: %w", err)
-	}
-	defer held.Close()
-	log := slog.New(slog.NewTextHandler(d.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})).With("face", "mcp")
-	for _, m := range missing {
-		log.Warn("not enforced on this host", "what", m)
-	}
-	c = client.New(socket)
-	defer c.Close()
-	o.Client, o.Version, o.Log = c, d.version, log
-	o.HostPaths = []string{info.DataDir, filepath.Dir(info.Socket), filepath.Dir(socket)}
-	face := mcp.New(o)
-	defer face.Close()
-	if len(listeners) == 0 {
-		if err := face.ServeStdio(ctx, d.Stdin, d.Stdout); err != nil {
-			return fmt.Errorf("serve MCP: %w", err)
-		}
-		return context.Cause(ctx)
-	}
-	return serveMCP(ctx, face, listeners, d.Stderr)
-}
-
-// serveMCP serves all listeners until one fails or ctx ends.
-func serveMCP(ctx context.Context, face *mcp.Server, listeners []mcpListener, stderr io.Writer) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var serving sync.WaitGroup
-	for _, l := range listeners {
-		if at := l.Addr(); at.Network() == "unix" {
-			fmt.Fprintln(stderr, "sandboxd: MCP is served at a Unix socket, path "+mcp.Path)
-		} else {
-			fmt.Fprintf(stderr, "sandboxd: MCP is served at http://%s%s\n", at, mcp.Path)
-		}
-		serving.Go(func() {
-			if err := face.ServeHTTP(ctx, l, l.token); err != nil {
-				cancel(err)
-			}
-		})
-	}
-	<-ctx.Done()
-	serving.Wait()
-	if _, ok := errors.AsType[cmdline.Signalled](context.Cause(ctx)); ok {
-		return nil // a requested end
-	}
-	return context.Cause(ctx)
-}
-
-// listenMCP listens at a place that [checkMCPAddress] has accepted. The token lies in dir.
-func listenMCP(ctx context.Context, where, dir string) (mcpListener, error) {
-	if path, ok := strings.CutPrefix(where, "unix:"); ok {
-		path, err := filepath.Abs(path)
-		if err != nil {
-			return mcpListener{}, err
-		}
-		l, err := facesock.Listen(ctx, path)
-		return mcpListener{l, ""}, err
-	}
-	token, err := mcpToken(filepath.Join(dir, "mcp.token"))
-	if err != nil {
-		return mcpListener{}, err
-	}
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", where)
-	return mcpListener{l, token}, err
-}
-
-// mcpToken reads the token that clients need, or makes one if there is none. Other users must be
-// able neither to read the file nor to choose it.
-func mcpToken(path string) (string, error) {
-	made := rand.Text()
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
-	if err == nil {
-		_, err = f.WriteString(made + "\n")
-		return made, errors.Join(err, f.Close())
-	}
-	if !errors.Is(err, fs.ErrExist) {
-		return "", fmt.Errorf("make a token: %w", err)
-	}
-	if f, err = os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0); err != nil {
-		return "", fmt.Errorf("read the token: %w", err)
-	}
-	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return "", fmt.Errorf("read the token: %w", err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
-		return "", fmt.Errorf("%s: not a file of yours that only you can read; remove it, and a new one is made", path)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, 4096))
-	if err != nil {
-		return "", fmt.Errorf("read the token: %w", err)
-	}
-	token := strings.TrimSpace(string(data))
-	if len(token) < 20 {
-		return "", fmt.Errorf("%s: a token has at least 20 characters; remove it, and a new one is made", path)
-	}
-	return token, nil
 }

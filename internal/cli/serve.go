@@ -39,6 +39,8 @@ type serveOptions struct {
 	services   []string // NAME=unix:PATH
 	ceiling    string
 	docker     bool
+	mcp        bool
+	mcpFlags   []string // of newMCP, NAME=VALUE each
 
 	imageLimit, snapshotLimit, memory, reserve cmdline.Size
 	logSize, logLimit, agentLimit, volumeLimit cmdline.Size
@@ -132,6 +134,8 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.Secrets, "secrets", "", "YAML `file` of secrets that the gateway puts into requests of sandboxes; see docs/guides/network-policy.md")
 	f.BoolVar(&o.docker, "docker", false, "serve Docker's API, too, on docker.sock in the runtime directory; see docs/coming-from/docker.md")
 	f.StringVar(&o.DockerNetwork, "docker-network", "none", "`network` of containers in Docker's bridge: none, full, or a policy as egress:POLICY takes it")
+	f.BoolVar(&o.mcp, "mcp", false, "serve MCP, too, on mcp.sock in the runtime directory; see docs/guides/mcp.md")
+	f.StringArrayVar(&o.mcpFlags, "mcp-flag", nil, "flag of \"sandboxd mcp\" for --mcp: `NAME=VALUE`, such as image=python:3 or listen=127.0.0.1:7600; repeatable")
 	f.StringVar(&o.Profiles, "profiles", "", "`directory` of security profiles beside the built-in ones (default: none)")
 	f.IntVar(&o.AgentRuns, "agent-runs", o.AgentRuns, "maximum `number` of hosted agent runs in progress, from 1 to 1000")
 	f.DurationVar(&o.AgentAge, "agent-age", o.AgentAge, "maximum age of idle hosted agent runs; 0: no limit")
@@ -157,7 +161,7 @@ func runServe(ctx context.Context, opts *serveOptions, flags *pflag.FlagSet, d d
 	if err != nil {
 		return &cmdline.UsageError{Err: err}
 	}
-	o, err := opts.finish(c, d)
+	o, err := opts.finish(c, d) //nolint:contextcheck // it reads files
 	if err != nil {
 		return err
 	}
@@ -267,6 +271,15 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 			}
 			opts.DockerNetwork = name
 		}
+	}
+	if o.mcp {
+		var err error
+		if opts.MCP, err = daemonMCP(o.mcpFlags, filepath.Join(opts.RuntimeDir, dirs.MCPSocketName)); err != nil {
+			return opts, err
+		}
+		opts.MCP.Socket = opts.Socket
+	} else if len(o.mcpFlags) > 0 {
+		return opts, cmdline.Usagef("--mcp-flag is for --mcp, which is not given")
 	}
 	if o.ceiling != "" {
 		ceiling, err := ceiling(o.ceiling)

@@ -18,6 +18,9 @@ const SocketName = "api.sock"
 // DockerSocketName is the name of the Docker face's socket there.
 const DockerSocketName = "docker.sock"
 
+// MCPSocketName is the name of the MCP face's socket there.
+const MCPSocketName = "mcp.sock"
+
 // Dirs are absolute paths. They need not exist yet.
 type Dirs struct {
 	Data    string // images, layers, sandboxes, state: survives a reboot

@@ -3,6 +3,7 @@ package mcpclients
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -10,14 +11,17 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/relay"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // checks is the number of checks in testdata/client.mjs.
-const checks = 29
+const checks = 34
 
 func passed(t *testing.T, out string, err error) {
 	t.Helper()
@@ -95,10 +99,70 @@ func TestTypeScriptOverHTTP(t *testing.T) {
 	noSnapshots(t, d.Client(t))
 }
 
+// server returns the process that has made a socket, once it accepts connections.
+func server(t *testing.T, socket string) (pid int) {
+	t.Helper()
+	harness.Eventually(t, func() error {
+		c, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: socket})
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		pid, err = unixmsg.PeerPID(c)
+		return err
+	})
+	return pid
+}
+
+// The daemon serves MCP on a socket beside its own, by a confined process that it replaces, and
+// which ends with it.
+func TestDaemonServesMCP(t *testing.T) {
+	testenv.RequireUserNS(t)
+	d := harness.Start(t, harness.Options{Args: []string{"--mcp", "--mcp-flag", "env=GIVEN=by the operator", "--mcp-flag", "listen=127.0.0.1:0"}})
+	c, socket := d.Client(t), filepath.Join(d.RuntimeDir, "mcp.sock")
+	face := server(t, socket)
+	url := forward(t, socket)
+	out, err := node(t, packages(t), []string{"NETWORK=none", "GIVEN=by the operator"}, "client.mjs", "http", url, "no token")
+	passed(t, out, err)
+	isConfined(t, face) // since before its first answer
+	if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", face)); err != nil || strings.Contains(string(line), "operator") {
+		t.Errorf("other users see %q, %v", line, err)
+	}
+	empty(t, c)
+	if token, err := os.ReadFile(filepath.Join(d.RuntimeDir, "mcp.token")); err != nil || len(token) < 20 {
+		t.Errorf("the token of the port: %q, %v", token, err)
+	}
+	out, err = node(t, packages(t), []string{"NETWORK=none", "GIVEN=by the operator", "LEAVE=yes"}, "client.mjs", "http", url, "no token")
+	if err == nil || !strings.Contains(out, "left ") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if err := syscall.Kill(face, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	empty(t, c)
+	if again := server(t, socket); again == face {
+		t.Errorf("process %d serves that was killed", face)
+	}
+	for _, args := range [][]string{{"--mcp", "--mcp-flag", "nothing=1"}, {"--mcp", "--mcp-flag", "listen=0.0.0.0:1"}, {"--mcp", "--mcp-flag", "memory=much"}, {"--mcp-flag", "memory=1g"}} {
+		if r := d.CLI(t, append([]string{"serve", "--data-dir", t.TempDir()}, args...)...); r.Code != 2 || !strings.Contains(r.Stderr, "--mcp-flag") {
+			t.Errorf("%v: %+v", args, r)
+		}
+	}
+}
+
+// The process that serves MCP does not keep its daemon from ending when it is idle.
+func TestDaemonWithMCPEndsWhenIdle(t *testing.T) {
+	d := serve(t)
+	r := d.CLI(t, "serve", "--socket", d.RuntimeDir+"2/api.sock", "--data-dir", d.DataDir+"2", "--runtime-dir", d.RuntimeDir+"2", "--mcp", "--idle-exit", "1s")
+	if r.Code != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
 // A client that is killed leaves nothing behind, over stdio at once.
 func TestKilledClientLeavesNothing(t *testing.T) {
 	d := serve(t)
-	out, err := node(t, packages(t), []string{"NETWORK=none", "LEAVE=kill"}, append([]string{"client.mjs", "stdio"}, arguments(t, d)...)...)
+	out, err := node(t, packages(t), []string{"NETWORK=none", "LEAVE=yes"}, append([]string{"client.mjs", "stdio"}, arguments(t, d)...)...)
 	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != -1 || !strings.Contains(out, "left ") {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -110,7 +174,23 @@ func TestKilledClientLeavesNothing(t *testing.T) {
 // resources of a server that is made for the suite, and cannot pass anywhere else.
 func TestConformance(t *testing.T) {
 	d := serve(t)
-	f := listen(t, d)
+	url := forward(t, listen(t, d).socket)
+	out, err := node(t, packages(t), nil, "node_modules/@modelcontextprotocol/conformance/dist/index.js",
+		"server", "--url", url, "--expected-failures", "conformance.yml")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, scenario := range []string{"server-initialize", "ping", "tools-list", "server-sse-multiple-streams", "resources-list", "dns-rebinding-protection"} {
+		if !strings.Contains(out, "✓ "+scenario+":") {
+			t.Errorf("%s has not passed:\n%s", scenario, out)
+		}
+	}
+}
+
+// forward passes connections on to a Unix socket, for clients that have no URL of such a socket. It
+// returns the URL to use.
+func forward(t *testing.T, socket string) string {
+	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -122,24 +202,14 @@ func TestConformance(t *testing.T) {
 			if err != nil {
 				return
 			}
-			passing.Go(func() { pass(t.Context(), c, f.socket) })
+			passing.Go(func() { pass(t.Context(), c, socket) })
 		}
 	})
 	t.Cleanup(func() {
 		_ = l.Close()
 		passing.Wait()
 	})
-	dir := packages(t)
-	out, err := node(t, dir, nil, "node_modules/@modelcontextprotocol/conformance/dist/index.js",
-		"server", "--url", "http://"+l.Addr().String()+"/mcp", "--expected-failures", "conformance.yml")
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	for _, scenario := range []string{"server-initialize", "ping", "tools-list", "server-sse-multiple-streams", "resources-list", "dns-rebinding-protection"} {
-		if !strings.Contains(out, "✓ "+scenario+":") {
-			t.Errorf("%s has not passed:\n%s", scenario, out)
-		}
-	}
+	return "http://" + l.Addr().String() + "/mcp"
 }
 
 // pass passes a connection on to a socket.

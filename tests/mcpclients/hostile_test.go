@@ -365,7 +365,15 @@ func TestHTTPIsGuarded(t *testing.T) {
 func TestFaceIsConfined(t *testing.T) {
 	d := serve(t)
 	r := start(t, d).open()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.cmd.Process.Pid))
+	isConfined(t, r.cmd.Process.Pid)
+	_ = r.in.Close()
+	r.ends()
+}
+
+// isConfined fails the test if a process has no filter, or a capability.
+func isConfined(t *testing.T, pid int) {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -374,6 +382,4 @@ func TestFaceIsConfined(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, status)
 		}
 	}
-	_ = r.in.Close()
-	r.ends()
 }

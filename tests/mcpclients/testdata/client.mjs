@@ -36,10 +36,12 @@ const check = async (name, f) => {
   console.log('ok', name)
 }
 
+const png = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=='
+
 const tools = Object.fromEntries((await client.listTools()).tools.map((t) => [t.name, t]))
 await check('tools', () => {
   assert.deepEqual(Object.keys(tools).sort(), ['command_kill', 'command_output', 'file_edit', 'file_list', 'file_read', 'file_write', 'get_url',
-    'run_command', 'sandbox_create', 'sandbox_fork', 'sandbox_kill', 'sandbox_list', 'sandbox_pause', 'sandbox_resume', 'sandbox_snapshot',
+    'languages', 'run_code', 'run_command', 'sandbox_create', 'sandbox_fork', 'sandbox_kill', 'sandbox_list', 'sandbox_pause', 'sandbox_resume', 'sandbox_snapshot',
     'snapshot_delete', 'snapshot_list'])
   for (const t of Object.values(tools)) {
     assert.ok(t.description && t.inputSchema && t.outputSchema && t.annotations.title, t.name)
@@ -109,6 +111,53 @@ await check('cancellation', async () => {
   await assert.rejects(running)
   while (await count() !== '0');
 })
+if (process.env.GIVEN) {
+  assert.equal((await ok('run_code', { language: 'bash', code: 'echo $GIVEN' })).stdout, process.env.GIVEN + '\n')
+}
+const python = (await ok('run_command', { command: 'command -v python3 || true' })).stdout !== ''
+await check('languages', async () => {
+  const { languages } = await ok('languages')
+  assert.deepEqual(languages.filter((l) => l.keeps_variables).map((l) => l.name), ['bash', 'javascript', 'python'])
+  assert.equal(tools.languages.annotations.readOnlyHint, true)
+  assert.equal(tools.run_code.annotations.destructiveHint, true)
+})
+await check('code', async () => {
+  await ok('run_code', { code: 'x=6; cd /tmp', language: 'bash' })
+  assert.equal((await ok('run_code', { code: 'echo $((x * 7)) $PWD', language: 'sh' })).stdout, '42 /tmp\n')
+  assert.equal((await ok('run_code', { code: 'echo $x.', language: 'bash', context: 'mine' })).stdout, '.\n')
+  assert.equal((await ok('run_code', { code: 'echo $x.', language: 'bash', fresh: true })).stdout, '.\n')
+  assert.equal((await call('run_code', { code: 'exit 3', language: 'bash' })).isError, true)
+  await refused('run_code', { code: 'x', language: 'cobol' }, /python/)
+})
+await check('code with values', async () => {
+  if (!python) return
+  const r = await call('run_code', { code: `import base64\nclass P:\n  def _repr_png_(self): return base64.b64decode('${png}')\ndisplay(P())\n6 * 7` })
+  assert.deepEqual(r.content[1], { type: 'image', data: png, mimeType: 'image/png' })
+  assert.equal(r.content[0].text, '42\n[exit code 0]')
+  assert.deepEqual(r.structuredContent.results.map((v) => [v.images ?? [], v.is_main_result ?? false]), [[['image/png'], false], [[], true]])
+  await refused('run_code', { code: 'def f():\n  raise ValueError("why")\nf()' }, /line 2, in f[^]*ValueError: why/)
+})
+await check('code with progress', async () => {
+  const message = await new Promise((resolve, reject) => {
+    call('run_code', { language: 'bash', code: 'echo one; echo two; while [ ! -e /tmp/on ]; do sleep 0.1; done' }, {
+      timeout: 500000, resetTimeoutOnProgress: true,
+      onprogress: async (p) => {
+        if (!p.message) return
+        await ok('file_write', { path: '/tmp/on', content: '' })
+        resolve(p.message)
+      }
+    }).catch(reject)
+  })
+  assert.match(message, /^one\n(two\n)?$/)
+})
+await check('cancelled code', async () => {
+  const abort = new AbortController()
+  const running = call('run_code', { language: 'bash', code: 'kept=1; touch /tmp/run; sleep 31536000' }, { signal: abort.signal, timeout: 500000 })
+  while ((await ok('run_command', { command: '[ -e /tmp/run ]' })).exit_code !== 0);
+  abort.abort('enough')
+  await assert.rejects(running)
+  assert.equal((await ok('run_code', { language: 'bash', code: 'echo $kept' }, { timeout: 500000 })).stdout, '1\n')
+})
 await check('background', async () => {
   await ok('run_command', { command: 'mkfifo /tmp/fifo' })
   const started = await ok('run_command', { command: 'echo one; read line < /tmp/fifo; echo $line; exit 5', background: true })
@@ -156,7 +205,6 @@ await check('list', async () => {
   const { entries } = await ok('file_list', { path: '/dir' })
   assert.deepEqual(entries.map((e) => [e.path, e.type]), [['/dir/link', 'symlink'], ['/dir/notes.txt', 'file']])
 })
-const png = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=='
 await check('image', async () => {
   await ok('file_write', { path: '/plot.png', content: png, encoding: 'base64' })
   const r = await call('file_read', { path: '/plot.png' })
@@ -263,7 +311,7 @@ await check('kill the own sandbox', async () => {
 })
 if (process.env.LEAVE) {
   console.log('left', (await ok('sandbox_list')).sandboxes[0].id)
-  if (process.env.LEAVE === 'kill') process.kill(process.pid, 'SIGKILL')
+  process.kill(process.pid, 'SIGKILL')
 }
 if (kind === 'http') await connection.terminateSession()
 await client.close()
