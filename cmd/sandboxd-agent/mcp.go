@@ -2,20 +2,16 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/faces/facesock"
@@ -146,44 +142,10 @@ func listenMCP(ctx context.Context, where, dir string) (mcpListener, error) {
 		l, err := facesock.Listen(ctx, path)
 		return mcpListener{l, ""}, err
 	}
-	token, err := mcpToken(filepath.Join(dir, "mcp.token"))
+	token, err := facesock.Token(filepath.Join(dir, "mcp.token"))
 	if err != nil {
 		return mcpListener{}, err
 	}
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", where)
 	return mcpListener{l, token}, err
-}
-
-// mcpToken reads the token that clients need, or makes one if there is none. Other users must be
-// able neither to read the file nor to choose it.
-func mcpToken(path string) (string, error) {
-	made := rand.Text()
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
-	if err == nil {
-		_, err = f.WriteString(made + "\n")
-		return made, errors.Join(err, f.Close())
-	}
-	if !errors.Is(err, fs.ErrExist) {
-		return "", fmt.Errorf("make a token: %w", err)
-	}
-	if f, err = os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0); err != nil {
-		return "", fmt.Errorf("read the token: %w", err)
-	}
-	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return "", fmt.Errorf("read the token: %w", err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
-		return "", fmt.Errorf("%s: not a file of yours that only you can read; remove it, and a new one is made", path)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, 4096))
-	if err != nil {
-		return "", fmt.Errorf("read the token: %w", err)
-	}
-	token := strings.TrimSpace(string(data))
-	if len(token) < 20 {
-		return "", fmt.Errorf("%s: a token has at least 20 characters; remove it, and a new one is made", path)
-	}
-	return token, nil
 }

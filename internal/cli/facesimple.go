@@ -104,7 +104,7 @@ func runFaceSimpleSandbox(ctx context.Context, where string, o simplesandbox.Opt
 		return err
 	}
 	defer l.Close()
-	held, missing, err := confineFace(socket)
+	held, missing, err := facesock.Confine(socket)
 	if err != nil {
 		return fmt.Errorf("serve simple_sandbox's routes: %w", err)
 	}
