@@ -323,7 +323,7 @@ func (c *call) postDisconnect() error {
 		return statusf(http.StatusForbidden, "container %s is not connected to the network %s", containerID(sb.ID), n.Name)
 	case isPredefined(n.Name) && !slices.Contains(sb.Network.Join, n.Name), len(sb.Network.Join) == 1 && defaultNetwork(sb) != "":
 		return statusf(http.StatusForbidden, "container %s cannot leave bridge: create it with --network none, or in another network", sb.Name)
-	case len(sb.Network.Join) == 1 && sb.State != api.StateRunning && sb.State != api.StatePaused:
+	case len(sb.Network.Join) == 1: // while it is in the network: without one, it has no way out to change
 		if err := c.f.setMode(c.ctx(), sb, &api.Network{Mode: api.NetworkNone}); err != nil {
 			return err
 		}
