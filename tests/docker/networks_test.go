@@ -80,17 +80,25 @@ var networkLines = []line{
 	{args: "start -a client", out: `\n\r\nserved\n$`},
 	{args: "rm client"},
 
-	// A running one joins, and cannot leave.
+	// A running one joins, leaves and joins again.
 	{args: "run -d --name late --network net tool:1 sleep 1000"},
 	{args: "network connect --alias later shop_default late"},
 	{args: "exec late " + fmt.Sprintf(fetchIndex, "www.shop_default"), out: `\n\r\nserved\n$`},
 	{args: "exec web_1 busybox nslookup later", out: `(?m)^Address: 198\.1[89]\.`},
 	{args: "network connect shop_default late", code: 1, err: `endpoint with name late already exists in network shop_default`},
-	{args: "network disconnect -f shop_default late", code: 1, err: `late runs, and its connections would go on; stop it first`},
-	{args: "stop late"},
-	{args: "network disconnect shop_default late"},
-	{args: "start late"},
+	{args: "network disconnect -f shop_default late"},
+	{args: "network disconnect shop_default late", code: 1, err: `is not connected to the network shop_default`},
 	{args: "exec late " + fmt.Sprintf(fetchIndex, "www"), code: 1},
+	{args: "exec web_1 busybox nslookup later", code: 1},
+	{args: "network disconnect net late"},
+	{args: "inspect --format '{{len .NetworkSettings.Networks}} {{.State.Running}}' late", out: `^0 true\n$`},
+	{args: "network connect shop_default late"},
+	{args: "inspect --format '{{range $n, $e := .NetworkSettings.Networks}}{{$n}} {{$e.IPAddress}};{{end}}' late", out: `^shop_default 198\.1[89]\.\d+\.\d+;\n$`},
+	{args: "exec late " + fmt.Sprintf(fetchIndex, "www"), out: `\n\r\nserved\n$`},
+	{args: "network disconnect shop_default late"},
+	{args: "stop late"},
+	{args: "start late"},
+	{args: "network connect net late", code: 1, err: `late runs without a network, which a running one cannot get`},
 	{args: "rm -f late"},
 
 	// None, and the network of another container.
