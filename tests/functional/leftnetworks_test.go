@@ -36,8 +36,8 @@ def connect(at):
     return c if talk(c) else None
 def talk(c):
     try:
-        c.sendall(b"line\\n")
-        return c.recv(10) == b"line\\n"
+        c.sendall(b"line\n")
+        return c.recv(10) == b"line\n"
     except OSError:
         return False
 go, flood = threading.Event(), []
@@ -107,8 +107,8 @@ func TestRunningSandboxesLeaveNetworks(t *testing.T) {
 			out, err := s.TryExec(t.Context(), api.ExecRequest{Argv: append([]string{"python3", "-c", keeps}, to...), Timeout: testenv.HungAfter.Seconds()})
 			done <- ended{out, err}
 		}()
-		if got := s.Sh(t, "cat /tmp/ready"); got != "ready" {
-			t.Fatalf("%q", got)
+		if got := s.Exec(t, api.ExecRequest{Argv: []string{"cat", "/tmp/ready"}, Timeout: testenv.HungAfter.Seconds()}); got.Stdout != "ready" {
+			t.Fatalf("%+v: %+v", got, (<-done).ExecResult)
 		}
 		return func() (got told) {
 			t.Helper()
