@@ -249,8 +249,8 @@ func (c *call) getEvents() error {
 	return errAnswered
 }
 
-// exitWait bounds the wait for the exit of a container that has ended. It is short: a container that
-// was started again meanwhile would be waited for.
+// exitWait bounds the wait for the exit of a container that has ended. It is short: one that was
+// started again meanwhile would be waited for.
 const exitWait = 5 * time.Second
 
 // exitOf returns the exit code of a container that was killed, whose end is told before its exit is
