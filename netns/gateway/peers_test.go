@@ -324,7 +324,7 @@ func TestPeersAreReset(t *testing.T) {
 	go func() { late <- <-made }()
 	w.n.ResetPeers([]netip.Addr{netip.MustParseAddr(webAddr), netip.MustParseAddr("198.18.9.9"), netip.MustParseAddr(goneAddr)})
 	if left := len(w.n.all()); left != 2 {
-		t.Errorf("%d connections are left, want 2", left)
+		t.Fatalf("%d connections are left, want 2", left)
 	}
 	if _, err := (<-late).Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("a connection that was made meanwhile is open: %v", err)
