@@ -48,7 +48,7 @@ def make(at):
             c = connect(at)
         except OSError:
             c = None
-        if c and (last or len(flood) < 200):
+        if c and (last or len(flood) < 16):
             flood.append(c)
         elif c:
             c.close()
@@ -153,6 +153,9 @@ func TestRunningSandboxesLeaveNetworks(t *testing.T) {
 	}
 	asks("left", web, "db", "db.back", "both.back", "both", "db is no name\ndb.back is no name\nboth.back is no name\nboth connects\n")
 	asks("left", db, "web", "web.back", "web is no name\nweb.back is no name\n")
+	if t.Failed() {
+		return // no connection was reset that the record could have
+	}
 	harness.Eventually(t, func() error {
 		for _, f := range web.Flows(t) {
 			if f.Kind == api.FlowConnection && f.Name == "db" && f.Allow && strings.Contains(f.Reason, "share no network any more") {
