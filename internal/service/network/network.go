@@ -316,7 +316,7 @@ func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Pub
 		n.mu.Unlock()
 		return nil
 	}
-	l := &life{tenant: rec.Tenant, secrets: rec.Network.Secrets}
+	l := &life{tenant: rec.Tenant, secrets: rec.Network.Secrets, policy: parse(n.outside(rec.Tenant, rec.Network))}
 	l.changing.Lock()
 	n.lives[id] = l
 	n.mu.Unlock()

@@ -253,17 +253,6 @@ func (p *peers) find(id string, name policy.Name) (gateway.Peer, error) {
 	return gateway.Peer{}, gateway.ErrNoPeer
 }
 
-// having returns the peer of a sandbox that has an address, its id, and the tenant of both.
-func (p *peers) having(id string, addr netip.Addr) (peer gateway.Peer, of owner, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, to, peer, err := p.pair(id, addr)
-	if err != nil {
-		return peer, owner{}, err
-	}
-	return peer, owner{to.tenant, to.id}, nil
-}
-
 // pair returns the member with an id and the one with an address, which share a network. The caller
 // holds mu.
 func (p *peers) pair(id string, addr netip.Addr) (from, to *member, peer gateway.Peer, err error) {
@@ -281,8 +270,8 @@ func (p *peers) pair(id string, addr netip.Addr) (from, to *member, peer gateway
 	return nil, nil, gateway.Peer{}, gateway.ErrNoPeer
 }
 
-// beginDial is having for a connection that is about to be made. The context ends also when the two
-// share no network any more. [peers.endDial] follows.
+// beginDial registers a connection of a sandbox to the peer with an address, which is about to be
+// made. The context ends also when the two share no network any more. [peers.endDial] follows.
 func (p *peers) beginDial(ctx context.Context, id string, addr netip.Addr) (context.Context, *dialing, gateway.Peer, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -169,6 +169,17 @@ func TestDialsEndWithTheCommonNetwork(t *testing.T) {
 	}
 }
 
+// having returns the peer of a sandbox that has an address, its id, and the tenant of both.
+func (p *peers) having(id string, addr netip.Addr) (peer gateway.Peer, of owner, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, to, peer, err := p.pair(id, addr)
+	if err != nil {
+		return peer, owner{}, err
+	}
+	return peer, owner{to.tenant, to.id}, nil
+}
+
 func record(id, tenant, name string, networks ...string) *runtime.Record {
 	return &runtime.Record{Sandbox: api.Sandbox{ID: id, Name: name, Network: api.Network{Join: networks}}, Tenant: tenant}
 }
