@@ -283,7 +283,7 @@ func newNetworkDisconnect(d deps) *cobra.Command {
 		Short: "Take a sandbox out of a network",
 		Long: `Take a sandbox out of a network. If it runs, connections from and to the sandboxes with
 which it shares no other network are reset.`,
-		Args:  cmdline.UsageArgs(cobra.ExactArgs(2)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c := d.Client()
 			defer c.Close()
