@@ -51,7 +51,7 @@ type ConnectNetwork struct {
 
 // DisconnectNetwork is the body of POST /v1/networks/{network}/disconnect.
 type DisconnectNetwork struct {
-	Sandbox string `json:"sandbox"` // ID or name of one that does not run
+	Sandbox string `json:"sandbox"` // ID or name
 }
 
 // PruneNetworks is the optional body of POST /v1/networks/prune. It removes networks that no

@@ -27,7 +27,7 @@ func (s *Supervisor) join(spec *Spec, tenant string, n *api.Network) error {
 	case !owner.phase.live():
 		return fmt.Errorf("%w: its owner, sandbox %s (%s), does not run; start that one first", ErrNoOwner, owner.rec.Name, owner.rec.ID)
 	}
-	spec.Join, spec.Network = owner.rec.ID, owner.rec.Network.HasGateway()
+	spec.Join, spec.Network = owner.rec.ID, owner.rec.HasGateway()
 	return nil
 }
 

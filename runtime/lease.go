@@ -74,6 +74,13 @@ func (l *Lease) End() {
 	})
 }
 
+// Network returns the network of the sandbox as it is now; the record may be older.
+func (l *Lease) Network() api.Network {
+	l.s.mu.Lock()
+	defer l.s.mu.Unlock()
+	return l.sb.rec.clone().Network
+}
+
 // AfterGone arranges for f to be called when the sandbox ceases to run, at once if it has, unless
 // stop is called before. F must neither block nor call the supervisor. It costs no goroutine, which
 // waiting for Gone does.

@@ -86,3 +86,52 @@ func TestWarmSandboxFitsItsModeOfTheNetwork(t *testing.T) {
 		}
 	}
 }
+
+// A sandbox that leaves its last network while it runs keeps the gateway of that life, and no
+// later one. A lease tells the network that it has now.
+func TestGatewayOfALife(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	req := request("leaves")
+	req.Network = api.Network{Mode: api.NetworkNone, Join: []string{"front"}}
+	id := create(t, s, req).ID
+	lease, err := s.Begin(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.End()
+	left := api.Network{Mode: api.NetworkNone, Budget: api.NetworkBudget{Hosts: 1}}
+	if _, _, err := s.SetNetwork(id, func(rec *runtime.Record) (api.Network, error) {
+		rec.Unjoined = rec.Life + 1
+		return left, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if got := lease.Network(); !reflect.DeepEqual(got, left) || len(lease.Record.Network.Join) != 1 {
+		t.Errorf("the lease tells of %+v, with the record %+v", got, lease.Record.Network)
+	}
+	has := func(when string, s *runtime.Supervisor, want bool) {
+		t.Helper()
+		if rec, err := s.Get(id); err != nil || rec.HasGateway() != want || !reflect.DeepEqual(rec.Network, left) {
+			t.Errorf("%s: gateway %t, want %t: %+v, %v", when, rec.HasGateway(), want, rec.Network, err)
+		}
+	}
+	has("left", s, true)
+	lease.End()
+	if err := s.Close(context.WithoutCancel(t.Context()), true); err != nil {
+		t.Fatal(err)
+	}
+	s = b.open(t)
+	has("another daemon", s, true)
+	if err := s.Kill(t.Context(), id, "test"); err != nil {
+		t.Fatal(err)
+	}
+	waitEnded(t, s, id)
+	if _, err := s.Start(t.Context(), id, runtime.StartRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	has("started again", s, false)
+	if b.engine.Spec(id).Network {
+		t.Error("the engine was asked for a network")
+	}
+}

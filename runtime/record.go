@@ -45,6 +45,9 @@ type Record struct {
 	// Life counts how often it was started again: what one life has left behind is told from what
 	// another one has.
 	Life int `json:"life,omitempty"`
+	// Unjoined is Life+1 of the life in which it left the last of its named networks while it ran. It
+	// keeps the gateway of that life.
+	Unjoined int `json:"unjoined,omitempty"`
 	// Idle means that it was started without its main process.
 	Idle bool `json:"idle,omitempty"`
 	// ExitBefore is the exit of the last run before an idle one, at whose end it is the exit again.
@@ -61,6 +64,12 @@ func (r *Record) EndedItself() bool {
 	return !lives(r.State) && r.State != api.StateCreating && !r.Settled && !strings.HasPrefix(r.Reason, ReasonStopped) &&
 		!strings.HasPrefix(r.Reason, reasonDeadline) && !strings.HasPrefix(r.Reason, ReasonIdle) &&
 		!strings.HasPrefix(r.Reason, ReasonDisk) && !strings.HasPrefix(r.Reason, ReasonMemory)
+}
+
+// HasGateway is [api.Network.HasGateway], also of a sandbox that has left its named networks since
+// it was started. It is true from then until the next start.
+func (r *Record) HasGateway() bool {
+	return r.Network.HasGateway() || r.Network.Mode != api.NetworkSandbox && r.Unjoined == r.Life+1
 }
 
 // HeldLimits returns the limits that hold the sandbox, and not those that its host could not

@@ -61,7 +61,7 @@ func (s *Supervisor) Amend(ref string, edit func(rec *Record) error) (rec Record
 	if err != nil {
 		return Record{}, was, fmt.Errorf("change the record of sandbox %s: %w", rec.Name, err)
 	}
-	sb.rec.Network, sb.rec.Restart = rec.Network, rec.Restart
+	sb.rec.Network, sb.rec.Restart, sb.rec.Unjoined = rec.Network, rec.Restart, rec.Unjoined
 	s.tell(sb, api.Event{Action: api.ActionUpdated})
 	return sb.rec.clone(), was, nil
 }

@@ -620,8 +620,9 @@ var Operations = []Operation{
 	},
 	{
 		ID: "disconnectNetwork", Method: "POST", Path: "/v1/networks/{network}/disconnect", Tag: "Networks", Summary: "Take a sandbox out of a named network",
-		Detail: "A sandbox that runs is a `conflict`: connections of others to it would go on.",
-		Body:   jsonBody(api.DisconnectNetwork{Sandbox: "work"}), Answers: []Answer{noContent},
+		Detail: "Of a sandbox that runs, the connections from and to those with which it shares no other network are reset before the answer. " +
+			"Where the gateway cannot be asked, nothing is changed. A sandbox that was started in a network can join one again while it runs.",
+		Body: jsonBody(api.DisconnectNetwork{Sandbox: "work"}), Answers: []Answer{noContent},
 	},
 
 	{

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -78,6 +79,16 @@ func (f *Face) findNetwork(ctx context.Context, ref string) (*api.NamedNetwork, 
 	return found, nil
 }
 
+// networkLabel is the label of a network with the parts of Docker's request that change nothing
+// here.
+const networkLabel = reserved + "docker-network"
+
+// networkRequest is the value of networkLabel, as JSON.
+type networkRequest struct {
+	Options    map[string]string `json:"options,omitempty"`
+	Attachable bool              `json:"attachable,omitempty"`
+}
+
 // networkDoc describes a network. A list is without containers.
 func (f *Face) networkDoc(n *api.NamedNetwork, list bool) map[string]any {
 	containers := map[string]any{}
@@ -96,6 +107,8 @@ func (f *Face) networkDoc(n *api.NamedNetwork, list bool) map[string]any {
 	if n.Name == noneNetwork {
 		driver = "null"
 	}
+	asked := networkRequest{Options: map[string]string{}}
+	_ = json.Unmarshal([]byte(n.Labels[networkLabel]), &asked) // absent, or of another client
 	labels := map[string]string{}
 	for k, v := range n.Labels {
 		if !strings.HasPrefix(k, reserved) {
@@ -109,8 +122,8 @@ func (f *Face) networkDoc(n *api.NamedNetwork, list bool) map[string]any {
 	return map[string]any{
 		"Name": n.Name, "Id": networkID(n.Name), "Created": timeText(created), "Scope": "local", "Driver": driver, "EnableIPv4": true, "EnableIPv6": false,
 		"IPAM":     map[string]any{"Driver": "default", "Options": nil, "Config": []any{}},
-		"Internal": n.Internal || f.opts.Network.Mode == api.NetworkNone || f.opts.Network.Mode == "", "Attachable": false, "Ingress": false,
-		"ConfigFrom": map[string]string{"Network": ""}, "ConfigOnly": false, "Containers": containers, "Options": map[string]string{}, "Labels": labels,
+		"Internal": n.Internal || f.opts.Network.Mode == api.NetworkNone || f.opts.Network.Mode == "", "Attachable": asked.Attachable, "Ingress": false,
+		"ConfigFrom": map[string]string{"Network": ""}, "ConfigOnly": false, "Containers": containers, "Options": asked.Options, "Labels": labels,
 	}
 }
 
@@ -203,7 +216,16 @@ func (c *call) postNetwork() error {
 	if err := checkNetworkRequest(&req); err != nil {
 		return err
 	}
-	made, err := c.f.api.CreateNetwork(c.ctx(), api.CreateNetwork{Name: req.Name, Labels: req.Labels, Internal: req.Internal})
+	labels := req.Labels
+	if len(req.Options) > 0 || req.Attachable {
+		asked, err := json.Marshal(networkRequest{req.Options, req.Attachable})
+		if err != nil {
+			return err
+		}
+		labels = map[string]string{networkLabel: string(asked)}
+		maps.Copy(labels, req.Labels) // which has none that is reserved
+	}
+	made, err := c.f.api.CreateNetwork(c.ctx(), api.CreateNetwork{Name: req.Name, Labels: labels, Internal: req.Internal})
 	if errors.Is(err, &api.Problem{Code: api.CodeExists}) {
 		return statusf(http.StatusConflict, "network with name %s already exists", req.Name)
 	}
@@ -323,7 +345,7 @@ func (c *call) postDisconnect() error {
 		return statusf(http.StatusForbidden, "container %s is not connected to the network %s", containerID(sb.ID), n.Name)
 	case isPredefined(n.Name) && !slices.Contains(sb.Network.Join, n.Name), len(sb.Network.Join) == 1 && defaultNetwork(sb) != "":
 		return statusf(http.StatusForbidden, "container %s cannot leave bridge: create it with --network none, or in another network", sb.Name)
-	case len(sb.Network.Join) == 1 && sb.State != api.StateRunning && sb.State != api.StatePaused:
+	case len(sb.Network.Join) == 1: // while it is in the network: without one, it has no way out to change
 		if err := c.f.setMode(c.ctx(), sb, &api.Network{Mode: api.NetworkNone}); err != nil {
 			return err
 		}

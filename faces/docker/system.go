@@ -220,6 +220,9 @@ func (c *call) getEvents() error {
 				return err
 			}
 		}
+		if e.Type == api.EventSandbox && e.Action == api.ActionStopped && e.Code == nil {
+			e.Code = new(c.f.exitOf(c.ctx(), e.Object))
+		}
 		for _, name := range eventNames[e.Type][e.Action] {
 			if err := c.sendEvent(want, &e, name); err != nil {
 				return err
@@ -244,6 +247,26 @@ func (c *call) getEvents() error {
 		panic(http.ErrAbortHandler) // the client connects again
 	}
 	return errAnswered
+}
+
+// exitWait bounds the wait for the exit of a container that has ended. It is short: one that was
+// started again meanwhile would be waited for.
+const exitWait = 5 * time.Second
+
+// exitOf returns the exit code of a container that was killed, whose end is told before its exit is
+// known. The exit of one that runs again is that of a killed program.
+func (f *Face) exitOf(ctx context.Context, id string) int {
+	const killed = 137
+	if sb, err := f.api.GetSandbox(ctx, id); err == nil && lives(sb) {
+		return killed
+	}
+	ctx, cancel := context.WithTimeout(ctx, exitWait)
+	defer cancel()
+	end, err := f.api.WaitSandbox(ctx, id)
+	if err != nil || lives(end) {
+		return killed
+	}
+	return exitCode(end)
 }
 
 // sendNetworks tells that a container has joined its networks, or left them: Docker's containers

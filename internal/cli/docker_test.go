@@ -120,7 +120,7 @@ var habitLines = []struct{ args, refusal string }{
 	{"network create --subnet 10.0.0.0/8 back", "chosen by the daemon"},
 	{"network prune -f", ""},
 	{"network connect --ip 10.0.0.2 back db", "by name"},
-	{"network disconnect -f back db", "stop it first"},
+	{"network disconnect -f back sb1", ""},
 	// Security.
 	{"run --privileged debian", "no sandbox has power over the host"},
 	{"run --privileged=false debian echo", ""},

@@ -281,15 +281,16 @@ func newNetworkDisconnect(d deps) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "disconnect [flags] NETWORK SANDBOX",
 		Short: "Take a sandbox out of a network",
-		Long:  `Take a sandbox that does not run out of a network.`,
-		Args:  cmdline.UsageArgs(cobra.ExactArgs(2)),
+		Long: `Take a sandbox out of a network. If it runs, connections from and to the sandboxes with
+which it shares no other network are reset.`,
+		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c := d.Client()
 			defer c.Close()
 			return c.DisconnectNetwork(cmd.Context(), args[0], api.DisconnectNetwork{Sandbox: args[1]})
 		},
 	}
-	addHabits(cmd.Flags(), habit{name: "force", short: "f", bare: true, why: "connections of a running sandbox would go on; stop it first: sandboxd stop"})
+	addHabits(cmd.Flags(), habit{name: "force", short: "f", bare: true, accepts: []string{"true"}, why: "connections are reset in any case"})
 	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }

@@ -15,7 +15,9 @@
 //	  │ {"number":2,"add":{…,"quarantined":true}} … ──► │  after crashes: refuses all that comes from it
 //	  │ {"number":3,"set_policy":{…}} ────────────────► │  resets the connections that the policy refuses
 //	  │ {"number":4,"set_secrets":{…}} ───────────────► │  connections go on
-//	  │ {"number":5,"remove":{…}} ────────────────────► │  resets all connections, then answers
+//	  │ {"number":5,"set_networks":{…}} ──────────────► │  connections go on
+//	  │ {"number":6,"reset_peers":{…}} ───────────────► │  resets the connections to these peers, then answers
+//	  │ {"number":7,"remove":{…}} ────────────────────► │  resets all connections, then answers
 //	  │◄──────────── {"events":[{…,"spent":{…}},…]} ─── │  at any time, in order per network
 //	  │ end of file ──────────────────────────────────► │  ends
 //
@@ -32,7 +34,9 @@
 // The daemon alone knows which sandboxes share a named network. It decides about each ask by what
 // the network may do, and connects itself. Bounded numbers of asks of one network are under way; a
 // gateway that exceeds them is replaced. An ask for a network that it does not serve gets nothing.
-// [Peers].Dial bounds those of a tenant and of all, and refuses the rest at once.
+// [Peers].Dial bounds those of a tenant and of all, and refuses the rest at once. Where two
+// sandboxes share no network any more, the daemon refuses first, and then has the gateway reset the
+// connections between them: the gateway has the flow of each ask that was answered before.
 //
 // Nor does the gateway know the paths of the host's Unix sockets. It asks for the service of a
 // port. The daemon looks the socket's name up in its own copy of the policy, and has the broker
@@ -43,7 +47,8 @@
 // loopback too, and ask for the size and times of files. It reads no other file, writes none,
 // executes nothing, and reaches no other process. It can ask for what the named networks of its
 // sandboxes allow, and use a connection that it got for another port of the same sandbox, on its
-// loopback too. It can ask for connections to the sockets that the policies of its sandboxes name.
+// loopback too, also after the two sandboxes share no network any more. It can ask for connections
+// to the sockets that the policies of its sandboxes name.
 //
 // # Ends
 //

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -553,6 +554,34 @@ func (g *Gateway) SetNetworks(ctx context.Context, id string, names []string) er
 	_, err := g.change(ctx, r, id, func(n *network) { n.joined = r.SetNetworks.Networks })
 	if err != nil {
 		return fmt.Errorf("set named networks of network %s: %w", id, err)
+	}
+	return nil
+}
+
+// ResetPeers resets the connections of a network to the peers with these addresses. Config.Peers
+// refuses further ones already. It returns when the process has reset them. The connections of a
+// process that ends meanwhile end with it, for certain when the next one has started; ResetPeers
+// waits for that.
+func (g *Gateway) ResetPeers(ctx context.Context, id string, peers []netip.Addr) error {
+	for some := range slices.Chunk(peers, maxReset) {
+		r := request{ResetPeers: &resetPeers{ID: id, Peers: some}}
+		err := r.check(0)
+		if err != nil {
+			err = fmt.Errorf("%w: %w", ErrInvalid, err)
+		} else {
+			err = g.call(ctx, func(c *conn) error {
+				g.mu.Lock()
+				n := g.networks[id]
+				g.mu.Unlock()
+				if n == nil {
+					return ErrNotFound
+				}
+				return c.call(r)
+			})
+		}
+		if err != nil {
+			return fmt.Errorf("reset connections to peers of network %.40q: %w", id, err)
+		}
 	}
 	return nil
 }

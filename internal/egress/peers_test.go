@@ -528,6 +528,18 @@ func TestPathToAPeer(t *testing.T) {
 	}
 	held := front.dial(t, "tcp", "198.18.3.4:8080")
 	exchange(t, held, "\x00before")
+	if err := g.ResetPeers(t.Context(), "front", []netip.Addr{web.Addr.Next()}); err != nil {
+		t.Error(err)
+	}
+	exchange(t, held, "\x00another peer's")
+	if err := g.ResetPeers(t.Context(), "front", []netip.Addr{web.Addr}); err != nil {
+		t.Error(err)
+	}
+	if _, err := io.ReadAll(held); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a connection that was reset ends with %v", err)
+	}
+	held = front.dial(t, "tcp", "198.18.3.4:8080")
+	exchange(t, held, "\x00again")
 	s.kill()
 	if _, err := io.ReadAll(held); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a connection of a killed gateway ends with %v", err)

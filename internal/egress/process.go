@@ -219,6 +219,12 @@ func (p *process) handle(r *request, files []*os.File) error {
 			return fmt.Errorf("set networks: no network %s", r.SetNetworks.ID)
 		}
 		s.network.SetNetworks(r.SetNetworks.Networks)
+	case r.ResetPeers != nil:
+		s := p.networks[r.ResetPeers.ID]
+		if s == nil {
+			return fmt.Errorf("reset connections to peers: no network %s", r.ResetPeers.ID)
+		}
+		s.network.ResetPeers(r.ResetPeers.Peers)
 	case r.Report:
 		return reportCrashes(files[0])
 	case r.Asks:

@@ -46,6 +46,7 @@ const (
 	// MaxJoined is the maximum number of named networks that one sandbox joins.
 	MaxJoined = 8
 	maxLabel  = 63
+	maxReset  = 1024 // peers of one request
 
 	maxAuthority = 4 << 10
 	maxSecrets   = 24 << 10 // all of one network
@@ -70,7 +71,9 @@ type request struct {
 	SetSecrets *setSecrets `json:"set_secrets,omitempty"`
 	// SetNetworks replaces the named networks that a sandbox is in.
 	SetNetworks *setNetworks `json:"set_networks,omitempty"`
-	Remove      *remove      `json:"remove,omitempty"`
+	// ResetPeers resets the connections of a network to peers.
+	ResetPeers *resetPeers `json:"reset_peers,omitempty"`
+	Remove     *remove     `json:"remove,omitempty"`
 	// Report asks the process to write the report of its crash to the file. It has no answer.
 	Report bool `json:"report,omitempty"`
 	// Asks gives the process the socket for asks. It has no answer.
@@ -101,6 +104,12 @@ type setPolicy struct {
 type setNetworks struct {
 	ID       string   `json:"id"`
 	Networks []string `json:"networks"`
+}
+
+// resetPeers names the peers by their addresses.
+type resetPeers struct {
+	ID    string       `json:"id"`
+	Peers []netip.Addr `json:"peers"`
 }
 
 type remove struct {
@@ -444,6 +453,8 @@ func (r *request) id() string {
 		return r.SetSecrets.ID
 	case r.SetNetworks != nil:
 		return r.SetNetworks.ID
+	case r.ResetPeers != nil:
+		return r.ResetPeers.ID
 	case r.Remove != nil:
 		return r.Remove.ID
 	}
@@ -480,6 +491,17 @@ func (r *request) check(files int) error {
 	}
 	if r.Add != nil {
 		joined = r.Add.Networks
+	}
+	if r.ResetPeers != nil {
+		kinds, id = kinds+1, r.ResetPeers.ID
+		if n := len(r.ResetPeers.Peers); n == 0 || n > maxReset {
+			return fmt.Errorf("%d peers, want 1 to %d", n, maxReset)
+		}
+		for _, addr := range r.ResetPeers.Peers {
+			if !policy.PeerAddresses.Contains(addr) {
+				return fmt.Errorf("%s is the address of no peer", addr)
+			}
+		}
 	}
 	if r.Remove != nil {
 		kinds, id = kinds+1, r.Remove.ID

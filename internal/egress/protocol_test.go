@@ -164,6 +164,7 @@ func FuzzRequest(f *testing.F) {
 		`{"number":1,"add":{"id":"box","policy":"e30=","budget":{"BytesOut":1}}}`, `{"number":2,"remove":{"id":"box"}}`,
 		`{"number":3,"set_policy":{"id":"box","policy":"e30="}}`, `{"remove":{"id":"a"},"add":{"id":"b"}}`, `{"number":-1}`, `{"report":true}`, `{"asks":true}`, `{"report":true,"asks":true}`, `{"number":1,"remove":{"id":"\u001b"}}`,
 		`{"number":4,"set_secrets":{"id":"box","secrets":[{"Name":"a","Kind":"bearer","Value":"some-value","Binding":{"Host":"example.com","Placeholder":"sandboxd-placeholder"}}]}}`,
+		`{"number":5,"reset_peers":{"id":"box","peers":["198.18.3.4"]}}`, `{"number":5,"reset_peers":{"id":"box","peers":["10.0.0.1"]}}`,
 	} {
 		f.Add([]byte(s), 0)
 		f.Add([]byte(s), 1)
@@ -175,7 +176,7 @@ func FuzzRequest(f *testing.F) {
 			return
 		}
 		ids := 0
-		for _, set := range []bool{r.Add != nil, r.SetPolicy != nil, r.SetSecrets != nil, r.SetNetworks != nil, r.Remove != nil, r.Report, r.Asks} {
+		for _, set := range []bool{r.Add != nil, r.SetPolicy != nil, r.SetSecrets != nil, r.SetNetworks != nil, r.ResetPeers != nil, r.Remove != nil, r.Report, r.Asks} {
 			if set {
 				ids++
 			}
@@ -234,6 +235,10 @@ func TestRequestsOfATakenOverDaemon(t *testing.T) {
 		"negative budget": {Add: &add{ID: "a", Budget: gateway.Budget{Hosts: -1}}},
 		"many networks":   {Add: &add{ID: "a", Networks: make([]string, MaxJoined+1)}},
 		"a long network":  {Add: &add{ID: "a", Networks: []string{strings.Repeat("a", maxLabel+1)}}},
+		"no peers":        {ResetPeers: &resetPeers{ID: "a"}},
+		"many peers":      {ResetPeers: &resetPeers{"a", slices.Repeat([]netip.Addr{web.Addr}, maxReset+1)}},
+		"no peer":         {ResetPeers: &resetPeers{"a", []netip.Addr{netip.MustParseAddr("127.0.0.1")}}},
+		"peers of none":   {ResetPeers: &resetPeers{"", []netip.Addr{web.Addr}}},
 		"asks and more":   {Asks: true, Remove: &remove{"a"}},
 		"asks and report": {Asks: true, Report: true},
 	} {

@@ -174,7 +174,7 @@ func (s *core) startAgain(ctx context.Context, rec *runtime.Record) (err error) 
 			s.watchHealth(rec.ID)
 		}
 	}()
-	if !wantsMain(rec) && (rec.State != api.StateRunning || !rec.Network.HasGateway()) {
+	if !wantsMain(rec) && (rec.State != api.StateRunning || !rec.HasGateway()) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)

@@ -21,7 +21,7 @@ import (
 // connect gives a sandbox that has just been created its network, if it has one, and takes over its
 // ports.
 func (s *core) connect(ctx context.Context, rec *runtime.Record, ports *network.Published) error {
-	if !rec.Network.HasGateway() {
+	if !rec.HasGateway() {
 		return nil
 	}
 	lease, err := s.supervisor.Begin(rec.ID)
@@ -47,7 +47,7 @@ func (s *core) adoptNetworks() {
 		s.log.Warn("flows of deleted sandboxes are left until the next start", "error", err)
 	}
 	records := slices.DeleteFunc(s.supervisor.List(runtime.Filter{AllTenants: true}), func(rec runtime.Record) bool {
-		return !rec.Network.HasGateway() || rec.State != api.StateRunning && rec.State != api.StatePaused
+		return !rec.HasGateway() || rec.State != api.StateRunning && rec.State != api.StatePaused
 	})
 	// All are found by name before the first of them asks.
 	s.networks.Expect(records)
@@ -117,7 +117,7 @@ func (s *API) changedNetwork(rec *runtime.Record, to api.Network) (api.Network, 
 	if err != nil {
 		return to, err
 	}
-	if isLive(rec) && to.HasGateway() != rec.Network.HasGateway() || to.Mode == api.NetworkSandbox {
+	if isLive(rec) && (rec.Network.HasGateway() && !to.HasGateway() || to.HasGateway() && !rec.HasGateway()) || to.Mode == api.NetworkSandbox {
 		return to, class.Invalidf("network: sandbox %s was created with mode %q, and cannot change to %q; create another sandbox",
 			rec.Name, rec.Network.Mode, to.Mode)
 	}
@@ -278,7 +278,7 @@ func (s *API) ConnectNetwork(ctx context.Context, name string, req api.ConnectNe
 	}
 	return s.rejoin(ctx, req.Sandbox, name, api.ActionConnected, func(rec *runtime.Record) (api.Network, error) {
 		net := rec.Network
-		if isLive(rec) && !net.HasGateway() {
+		if isLive(rec) && !rec.HasGateway() {
 			return net, class.Mark(class.ErrNamedRunning, fmt.Errorf("sandbox %s runs without a network, which a running one cannot get", rec.Name))
 		}
 		if !slices.Contains(net.Join, name) {
@@ -294,24 +294,27 @@ func (s *API) ConnectNetwork(ctx context.Context, name string, req api.ConnectNe
 	})
 }
 
-// DisconnectNetwork takes a sandbox out of a named network. It must not run: connections of others
-// to it would go on.
+// DisconnectNetwork takes a sandbox out of a named network. Of one that runs, connections from and
+// to sandboxes with which it shares no other network are reset when DisconnectNetwork returns.
 func (s *API) DisconnectNetwork(ctx context.Context, name string, req api.DisconnectNetwork) error {
 	return s.rejoin(ctx, req.Sandbox, name, api.ActionDisconnected, func(rec *runtime.Record) (api.Network, error) {
 		net := rec.Network
 		if !slices.Contains(net.Join, name) {
 			return net, fmt.Errorf("sandbox %s is not in it: %w", rec.Name, class.ErrNoNamed)
 		}
-		if isLive(rec) {
-			return net, class.Mark(class.ErrNamedRunning, fmt.Errorf("sandbox %s runs, and its connections would go on; stop it first", rec.Name))
-		}
 		net.Join = slices.DeleteFunc(slices.Clone(net.Join), func(n string) bool { return n == name })
 		net.Aliases = maps.Clone(net.Aliases)
 		delete(net.Aliases, name)
-		if !net.HasGateway() {
-			net.Budget = api.NetworkBudget{} // of no network
+		if net.HasGateway() {
+			return s.networks.Check(rec.Tenant, net)
 		}
-		return s.networks.Check(rec.Tenant, net)
+		budget := net.Budget
+		net.Budget = api.NetworkBudget{} // of no network
+		net, err := s.networks.Check(rec.Tenant, net)
+		if err == nil && isLive(rec) { // its gateway stays, and may get networks again
+			net.Budget, rec.Unjoined = budget, rec.Life+1
+		}
+		return net, err
 	})
 }
 
@@ -364,7 +367,7 @@ func (s *API) Flows(ctx context.Context, ref string, opts FlowOptions, begin fun
 	if err := checkOwn(&rec, "read the flows"); err != nil {
 		return err
 	}
-	if !rec.Network.HasGateway() {
+	if !rec.HasGateway() {
 		return class.Mark(class.ErrState, errors.New("sandbox "+rec.Name+" has no network, and so no flows"))
 	}
 	if err := begin(); err != nil {

@@ -52,7 +52,7 @@ func (s *API) statsOf(ctx context.Context, rec *runtime.Record) (api.Stats, erro
 	if err != nil {
 		return st, err
 	}
-	if rec.Network.HasGateway() {
+	if rec.HasGateway() {
 		st.Network = s.networks.Stats(rec.ID)
 	}
 	if m := rec.Limits.Memory; m > 0 && rec.Enforced.Memory == byCgroup && st.Memory != nil {

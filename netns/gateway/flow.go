@@ -33,6 +33,8 @@ type flow struct {
 	peer     *peer                  // nil unless TLS ends here; set before requests are read
 	origin   atomic.Pointer[origin] // nil unless the process is looked for
 	places   int                    // of the pool: one, and one for each further server at the same time
+	toPeer   atomic.Bool            // it leads to a peer, or asks for a connection to one
+	running  sync.WaitGroup         // one until run returns
 	charged  atomic.Pointer[charge] // nil before a host is known; of requests of HTTP/2, each has its own
 
 	mu       sync.Mutex // guards those below
@@ -99,6 +101,7 @@ func (n *Network) accept(c *net.TCPConn) {
 	ok := !closed && !full && n.places.take(forConnection)
 	if ok {
 		f.places = 1
+		f.running.Add(1)
 		n.flows[f] = struct{}{}
 		n.wg.Add(1)
 	}
@@ -128,6 +131,7 @@ func noPlace(open int) error {
 // run serves a flow to its end.
 func (f *flow) run() {
 	defer f.n.wg.Done()
+	defer f.running.Done()
 	f.seek(false)
 	err := f.serve()
 	if refused := (*refusal)(nil); errors.As(err, &refused) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,6 +46,25 @@ type Peers struct {
 
 // SetNetworks replaces the named networks that the sandbox is in. Connections go on.
 func (n *Network) SetNetworks(names []string) { n.joined.Store(&names) }
+
+// errSeparated ends connections to peers with which the sandbox shares no network any more.
+var errSeparated = errors.New("the sandboxes share no network any more")
+
+// ResetPeers resets the connections to the peers with these addresses, also those that are being
+// made, and returns when they have ended. The caller has seen to it that Peers.Dial refuses further
+// ones. Connections that a policy allows to such an address go on.
+func (n *Network) ResetPeers(peers []netip.Addr) {
+	var ending []*flow
+	for _, f := range n.all() {
+		if f.toPeer.Load() && slices.Contains(peers, f.dst.Addr()) {
+			f.abort(errSeparated)
+			ending = append(ending, f)
+		}
+	}
+	for _, f := range ending {
+		f.running.Wait()
+	}
+}
 
 // inNetworks returns the named networks that the sandbox is in.
 func (n *Network) inNetworks() []string {
@@ -117,6 +137,7 @@ func (f *flow) servePeer() error {
 	if reason != "" {
 		return f.refuseEarly(refuse("%s", reason))
 	}
+	f.toPeer.Store(true) // before Dial is asked: it refuses, or ResetPeers finds the flow
 	f.dialBy.Store(f.n.opts.Now().Add(f.n.limits.dial).UnixNano())
 	c, peer, err := f.n.opts.Peers.Dial(f.ctx, f.dst)
 	f.dialBy.Store(0)

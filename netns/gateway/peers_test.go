@@ -20,6 +20,7 @@ const (
 	webAddr  = "198.18.3.4"
 	deadAddr = "198.18.3.5"
 	fullAddr = "198.18.3.6"
+	alsoAddr = "198.18.3.7"
 	goneAddr = "198.19.255.254"
 )
 
@@ -55,7 +56,7 @@ func joined(t *testing.T, doc string, change ...func(*Options, *limits)) (*world
 		wait()
 	})
 	asked := new(asks)
-	all := []Peer{{"web", "front", netip.MustParseAddr(webAddr)}, {"Dead_1", "back", netip.MustParseAddr(deadAddr)}}
+	all := []Peer{{"web", "front", netip.MustParseAddr(webAddr)}, {"Dead_1", "back", netip.MustParseAddr(deadAddr)}, {"also", "back", netip.MustParseAddr(alsoAddr)}}
 	peers := &Peers{
 		Networks: []string{"front", "back", "sandboxd"},
 		Find: func(_ context.Context, name policy.Name) (Peer, error) {
@@ -73,12 +74,16 @@ func joined(t *testing.T, doc string, change ...func(*Options, *limits)) (*world
 		Dial: func(_ context.Context, addr netip.AddrPort) (*net.TCPConn, Peer, error) {
 			asked.add(addr)
 			switch addr.Addr().String() {
-			case webAddr:
+			case webAddr, alsoAddr:
+				peer := all[0]
+				if addr.Addr() == all[2].Addr {
+					peer = all[2]
+				}
 				c, err := net.Dial("tcp", l.Addr().String())
 				if err != nil {
-					return nil, all[0], err
+					return nil, peer, err
 				}
-				return c.(*net.TCPConn), all[0], nil
+				return c.(*net.TCPConn), peer, nil
 			case deadAddr:
 				return nil, all[1], errors.New("connection refused")
 			case fullAddr:
@@ -281,6 +286,66 @@ func TestPeersAreReached(t *testing.T) {
 				t.Error("an address behind the range does not reset")
 			}
 		})
+	}
+}
+
+// Connections to a peer are reset, and those that are being made, before ResetPeers returns. Others
+// go on: those to another peer, and those that a policy allows to such an address.
+func TestPeersAreReset(t *testing.T) {
+	asked, made := make(chan struct{}), make(chan *net.TCPConn)
+	w, _ := joined(t, joinedPolicy, func(o *Options, _ *limits) {
+		dial := o.Peers.Dial
+		o.Peers.Dial = func(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, Peer, error) {
+			c, peer, err := dial(ctx, addr)
+			if addr.Port() == 7001 { // a reply that comes when the flow has ended already
+				close(asked)
+				<-ctx.Done()
+				made <- c
+			}
+			return c, peer, err
+		}
+	})
+	web, also := w.dial(webAddr+":7000"), w.dial(alsoAddr+":7000")
+	for _, c := range []*net.TCPConn{web, also} {
+		if err := talk(c, "before"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.n.SetNetworks(nil)
+	w.raw("198.18.9.9:7000", echoServer)
+	ruled := w.dial("198.18.9.9:7000")
+	if err := talk(ruled, "by the policy's rule"); err != nil {
+		t.Fatal(err)
+	}
+	w.n.SetNetworks([]string{"front", "back"})
+	pending := w.dial(webAddr + ":7001")
+	<-asked
+	late := make(chan *net.TCPConn, 1)
+	go func() { late <- <-made }()
+	w.n.ResetPeers([]netip.Addr{netip.MustParseAddr(webAddr), netip.MustParseAddr("198.18.9.9"), netip.MustParseAddr(goneAddr)})
+	if left := len(w.n.all()); left != 2 {
+		t.Fatalf("%d connections are left, want 2", left)
+	}
+	if _, err := (<-late).Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a connection that was made meanwhile is open: %v", err)
+	}
+	for name, c := range map[string]*net.TCPConn{"open": web, "pending": pending} {
+		if rest, reset := wasReset(c); len(rest) > 0 || !reset {
+			t.Errorf("%s: %q, reset %t", name, rest, reset)
+		}
+	}
+	for range 2 {
+		if e := w.event(); e.Name != "web" && e.Name != "" || !e.Allow || e.Reason != errSeparated.Error() {
+			t.Errorf("recorded: %+v", e)
+		}
+	}
+	for _, c := range []*net.TCPConn{also, ruled} {
+		if err := talk(c, "after"); err != nil {
+			t.Errorf("another connection: %v", err)
+		}
+	}
+	if err := talk(w.dial(webAddr+":7000"), "together again"); err != nil {
+		t.Error(err)
 	}
 }
 

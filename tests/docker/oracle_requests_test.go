@@ -467,6 +467,8 @@ var asks = []ask{
 	{request: "GET /networks/net1"},
 	{request: "POST /networks/inner/connect", body: `{"Container":"member"}`},
 	{request: "POST /networks/nosuch/connect", body: `{"Container":"member"}`},
+	{request: "POST /networks/inner/disconnect", body: `{"Container":"member","Force":true}`},
+	{request: "POST /networks/inner/connect", body: `{"Container":"member"}`},
 	{request: "DELETE /networks/net1"},
 	{request: "GET /networks?filters=%7B%22dangling%22%3A%5B%22true%22%5D%7D"},
 	{request: "POST /containers/member/stop?t=0"},

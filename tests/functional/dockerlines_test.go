@@ -122,6 +122,9 @@ func TestDockerLines(t *testing.T) {
 		t.Run(line, func(t *testing.T) {
 			if strings.Contains(line, "sb1") {
 				made := []string{"create", "--name", "sb1", "debian"}
+				if strings.HasPrefix(line, "network ") {
+					made = []string{"create", "--name", "sb1", "--network", "net:back", "debian"}
+				}
 				if strings.HasPrefix(line, "kill ") {
 					made = append(made, "--", "sleep", "600")
 				}

@@ -586,7 +586,7 @@ export interface CreateVolume {
 
 /** DisconnectNetwork is the body of POST /v1/networks/{network}/disconnect. */
 export interface DisconnectNetwork {
-  /** ID or name of one that does not run */
+  /** ID or name */
   sandbox: string
 }
 

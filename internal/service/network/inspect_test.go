@@ -27,6 +27,7 @@ func TestNetworksAreInherited(t *testing.T) {
 		"named networks":    {api.Network{Join: []string{"back"}}, of, changed(of, func(n *api.Network) { n.Join = []string{"back"} })},
 		"secrets":           {api.Network{Secrets: []string{"file"}}, of, changed(of, func(n *api.Network) { n.Secrets = []string{"file"} })},
 		"a budget":          {api.Network{Budget: api.NetworkBudget{Hosts: 1}}, of, changed(of, func(n *api.Network) { n.Budget.Hosts = 1 })},
+		"of one that left":  {api.Network{}, api.Network{Mode: api.NetworkNone, Budget: of.Budget}, api.Network{Mode: api.NetworkNone}},
 		"a later policy":    {api.Network{}, later, without(later)},
 		"full":              {api.Network{}, full, without(full)},
 		"secrets for it":    {api.Network{Secrets: []string{"file"}}, later, changed(later, func(n *api.Network) { n.Secrets = []string{"file"} })}, // refused

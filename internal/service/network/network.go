@@ -19,6 +19,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -254,7 +255,7 @@ func Inherit(ask, from api.Network) api.Network {
 	if len(ask.Secrets) > 0 {
 		from.Secrets = ask.Secrets
 	}
-	if ask.Budget != (api.NetworkBudget{}) {
+	if ask.Budget != (api.NetworkBudget{}) || !from.HasGateway() { // it has left its networks
 		from.Budget = ask.Budget
 	}
 	return from
@@ -302,7 +303,7 @@ func budget(b api.NetworkBudget) gateway.Budget {
 // of the life that begins; a second call in one life does nothing. The caller ends the lease.
 func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Published) error {
 	rec := &lease.Record
-	if !rec.Network.HasGateway() {
+	if !rec.HasGateway() {
 		if len(rec.Ports) > 0 { // it has left its networks since it was created
 			return class.Mark(class.ErrState, fmt.Errorf("sandbox %s publishes ports, for which it needs a network", rec.Name))
 		}
@@ -318,6 +319,10 @@ func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Pub
 	l := &life{tenant: rec.Tenant, secrets: rec.Network.Secrets, policy: parse(n.outside(rec.Tenant, rec.Network))}
 	l.changing.Lock()
 	n.lives[id] = l
+	n.mu.Unlock()
+	rec.Network = lease.Network() // a change from here on sees the life, and waits
+	n.mu.Lock()
+	l.policy = parse(n.outside(rec.Tenant, rec.Network))
 	n.mu.Unlock()
 	l.member = n.peers.enter(rec) // before the gateway asks for it
 	n.logOf(id).begin(rec.Life)
@@ -453,15 +458,20 @@ func (n *Networks) end(ctx context.Context, id string, l *life) {
 }
 
 // SetNetwork gives a running sandbox the policy and the named networks of its record, which had was
-// before. Connections that the policy refuses are reset. A sandbox that the gateway does not serve
-// has nothing to change. After an error it has was. Calls about one sandbox follow each other.
+// before. Connections that the policy refuses are reset, and those between the sandbox and others
+// with which it shares no network any more. A sandbox that is not served yet gets the network of
+// its record when it is. After an error it has was. Calls about one sandbox follow each other.
 func (n *Networks) SetNetwork(ctx context.Context, rec *runtime.Record, was api.Network) error {
 	id, net := rec.ID, n.outside(rec.Tenant, rec.Network)
 	n.mu.Lock()
 	l := n.lives[id]
 	n.mu.Unlock()
-	if l == nil {
-		return nil
+	if l == nil { // it is expected, perhaps, and others have connections to it
+		err := n.separate(ctx, id, n.peers.rejoin(id, rec.Name, &net))
+		if err != nil {
+			n.peers.rejoin(id, rec.Name, &was)
+		}
+		return err
 	}
 	l.changing.Lock() // until Connect, which may have an older record, has told the gateway
 	defer l.changing.Unlock()
@@ -472,7 +482,7 @@ func (n *Networks) SetNetwork(ctx context.Context, rec *runtime.Record, was api.
 	if over || g == nil {
 		return nil
 	}
-	n.peers.rejoin(id, rec.Name, &net) // before the gateway asks for others in them
+	left := n.peers.rejoin(id, rec.Name, &net) // before the gateway asks for others in them
 	var err error
 	joined := !slices.Equal(net.Join, was.Join)
 	if joined {
@@ -482,6 +492,9 @@ func (n *Networks) SetNetwork(ctx context.Context, rec *runtime.Record, was api.
 		err = g.SetPolicy(ctx, id, document(net))
 	}
 	if err == nil {
+		err = n.separate(ctx, id, left)
+	}
+	if err == nil {
 		return nil
 	}
 	n.peers.rejoin(id, rec.Name, &was)
@@ -489,10 +502,45 @@ func (n *Networks) SetNetwork(ctx context.Context, rec *runtime.Record, was api.
 	l.policy = before
 	n.mu.Unlock()
 	err = fmt.Errorf("change the network: %w", err)
+	restore := context.WithoutCancel(ctx)
 	if joined {
-		err = errors.Join(err, g.SetNetworks(context.WithoutCancel(ctx), id, was.Join))
+		err = errors.Join(err, g.SetNetworks(restore, id, was.Join))
 	}
-	return err
+	return errors.Join(err, g.SetPolicy(restore, id, document(n.outside(rec.Tenant, was))))
+}
+
+// separate resets the connections between a sandbox and others with which it shares no network any
+// more. The daemon makes no further ones.
+func (n *Networks) separate(ctx context.Context, id string, left separated) error {
+	for _, d := range left.dials { // soon: they were told to end
+		select {
+		case <-d.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	n.mu.Lock()
+	g := n.gateway
+	n.mu.Unlock()
+	if g == nil || len(left.from) == 0 {
+		return nil
+	}
+	var addrs []netip.Addr
+	for _, m := range left.from {
+		if m.addr.IsValid() {
+			addrs = append(addrs, m.addr)
+		}
+		if !left.addr.IsValid() {
+			continue
+		}
+		if err := g.ResetPeers(ctx, m.id, []netip.Addr{left.addr}); err != nil && !errors.Is(err, egress.ErrNotFound) {
+			return err
+		}
+	}
+	if err := g.ResetPeers(ctx, id, addrs); err != nil && !errors.Is(err, egress.ErrNotFound) { // not served yet
+		return err
+	}
+	return nil
 }
 
 func (n *Networks) logOf(id string) *flowLog {

@@ -61,6 +61,22 @@ type peers struct {
 	members map[string]*member
 	named   map[place][]*member // in the order of their entry
 	at      map[home]*member
+	dialing map[*dialing]struct{}
+}
+
+// dialing is a connection of one member to another that is being made.
+type dialing struct {
+	from, to *member
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when it is made or given up
+	left     bool          // they share no network any more; needs peers.mu
+}
+
+// separated are the members that share no network with another one any more, as they are now.
+type separated struct {
+	addr  netip.Addr // of that one
+	from  []member
+	dials []*dialing // between them, cancelled
 }
 
 // A member is a running sandbox that is in named networks, or may join some.
@@ -147,13 +163,35 @@ func (p *peers) clear(at place, m *member) {
 	}
 }
 
-// rejoin puts a running sandbox into other named networks.
-func (p *peers) rejoin(id, name string, net *api.Network) {
+// rejoin puts a running sandbox into other named networks, and returns the members that it leaves.
+func (p *peers) rejoin(id, name string, net *api.Network) (left separated) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if m := p.members[id]; m != nil {
-		p.put(m, name, net)
+	m := p.members[id]
+	if m == nil {
+		return left
 	}
+	was := *m
+	p.put(m, name, net)
+	left.addr = m.addr
+	for _, o := range p.members {
+		if o != m && was.shares(o) && !m.shares(o) {
+			left.from = append(left.from, *o)
+		}
+	}
+	for d := range p.dialing {
+		if (d.from == m || d.to == m) && !d.from.shares(d.to) {
+			d.left = true
+			d.cancel()
+			left.dials = append(left.dials, d)
+		}
+	}
+	return left
+}
+
+// shares reports whether two members are in a common network. The caller holds mu.
+func (m *member) shares(o *member) bool {
+	return m.tenant == o.tenant && slices.ContainsFunc(m.networks, func(n string) bool { return slices.Contains(o.networks, n) })
 }
 
 // address returns an address that no other sandbox of the tenant has. It depends on the name, so
@@ -215,24 +253,49 @@ func (p *peers) find(id string, name policy.Name) (gateway.Peer, error) {
 	return gateway.Peer{}, gateway.ErrNoPeer
 }
 
-// having returns the peer of a sandbox that has an address, its id, and the tenant of both.
-func (p *peers) having(id string, addr netip.Addr) (peer gateway.Peer, of owner, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	m := p.members[id]
-	if m == nil {
-		return gateway.Peer{}, owner{}, gateway.ErrNoPeer
+// pair returns the member with an id and the one with an address, which share a network. The caller
+// holds mu.
+func (p *peers) pair(id string, addr netip.Addr) (from, to *member, peer gateway.Peer, err error) {
+	if from = p.members[id]; from == nil {
+		return nil, nil, gateway.Peer{}, gateway.ErrNoPeer
 	}
-	to := p.at[home{m.tenant, addr}]
-	if to == nil {
-		return gateway.Peer{}, owner{}, gateway.ErrNoPeer
+	if to = p.at[home{from.tenant, addr}]; to == nil {
+		return nil, nil, gateway.Peer{}, gateway.ErrNoPeer
 	}
-	for _, network := range m.networks {
+	for _, network := range from.networks {
 		if slices.Contains(to.networks, network) {
-			return gateway.Peer{Name: to.name, Network: network, Addr: addr}, owner{to.tenant, to.id}, nil
+			return from, to, gateway.Peer{Name: to.name, Network: network, Addr: addr}, nil
 		}
 	}
-	return gateway.Peer{}, owner{}, gateway.ErrNoPeer
+	return nil, nil, gateway.Peer{}, gateway.ErrNoPeer
+}
+
+// beginDial registers a connection of a sandbox to the peer with an address, which is about to be
+// made. The context ends also when the two share no network any more. [peers.endDial] follows.
+func (p *peers) beginDial(ctx context.Context, id string, addr netip.Addr) (context.Context, *dialing, gateway.Peer, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	from, to, peer, err := p.pair(id, addr)
+	if err != nil {
+		return nil, nil, peer, err
+	}
+	d := &dialing{from: from, to: to, done: make(chan struct{})}
+	ctx, d.cancel = context.WithCancel(ctx)
+	if p.dialing == nil {
+		p.dialing = make(map[*dialing]struct{})
+	}
+	p.dialing[d] = struct{}{}
+	return ctx, d, peer, nil
+}
+
+// endDial reports whether the two share no network any more. If they do, a later change of that
+// finds the connection at the gateway.
+func (p *peers) endDial(d *dialing) (left bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.dialing, d)
+	d.cancel()
+	return d.left
 }
 
 // dialQuota bounds the connections to peers and to sockets of the host that are not made yet. Each
@@ -246,20 +309,29 @@ func dialQuota() *quota {
 // dialPeer implements [egress.Peers.Dial]. Servers on the loopback of the peer stay its own. Beyond
 // the quota it refuses at once: a sandbox must not wait behind others.
 func (n *Networks) dialPeer(ctx context.Context, id string, to netip.AddrPort) (*net.TCPConn, gateway.Peer, error) {
-	peer, of, err := n.peers.having(id, to.Addr())
+	ctx, d, peer, err := n.peers.beginDial(ctx, id, to.Addr())
 	if err != nil {
 		return nil, peer, err
 	}
-	from := owner{of.tenant, id}
+	defer close(d.done)
+	from := owner{d.from.tenant, id}
 	if err := n.dials.take(from, 1); err != nil {
+		n.peers.endDial(d)
 		return nil, gateway.Peer{}, gateway.Refused(err.Error())
 	}
 	defer n.dials.give(from, 1)
-	c, err := dial[*net.TCPConn](ctx, n.opts.Engine, of.id, "tcp", to.Port(), netns.ConnectOwn)
+	c, err := dial[*net.TCPConn](ctx, n.opts.Engine, d.to.id, "tcp", to.Port(), netns.ConnectOwn)
+	if n.peers.endDial(d) {
+		if c != nil {
+			_ = c.SetLinger(0) // it is reset, as those are that the gateway has
+			_ = c.Close()
+		}
+		return nil, gateway.Peer{}, gateway.ErrNoPeer
+	}
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		err = errno // the record names peer and port itself
 	}
-	n.recordPeer(id, of.id, peer.Network, to.Port(), err)
+	n.recordPeer(id, d.to.id, peer.Network, to.Port(), err)
 	return c, peer, err
 }
 

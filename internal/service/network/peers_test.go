@@ -126,6 +126,60 @@ func TestConnectionsToPeersAreBounded(t *testing.T) {
 	}
 }
 
+// Of two sandboxes that share no network any more, a connection that is being made is given up
+// before the change returns. Those to others are made.
+func TestDialsEndWithTheCommonNetwork(t *testing.T) {
+	n := open(t, nil)
+	engine := &stuck{asked: make(chan string, 10), release: make(chan struct{})}
+	n.opts.Engine = engine
+	for _, rec := range []*runtime.Record{record("w", "", "web", "front", "back"), record("d", "", "db", "back"), record("c", "", "cache", "front", "back")} {
+		n.peers.enter(rec)
+	}
+	ends := make(map[string]chan error)
+	for _, pair := range [][2]string{{"w", "d"}, {"d", "w"}, {"w", "c"}, {"d", "c"}} {
+		end := make(chan error, 1)
+		ends[pair[0]+pair[1]] = end
+		to := netip.AddrPortFrom(n.peers.members[pair[1]].addr, 80)
+		go func() {
+			_, _, err := n.dialPeer(t.Context(), pair[0], to)
+			end <- err
+		}()
+		<-engine.asked
+	}
+	left := n.peers.rejoin("w", "web", &api.Network{Join: []string{"front"}})
+	if len(left.dials) != 2 || len(left.from) != 1 || left.from[0].id != "d" || left.addr != n.peers.members["w"].addr {
+		t.Errorf("left: %+v", left)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := n.separate(gone, "w", left); !errors.Is(err, context.Canceled) {
+		t.Errorf("before they have ended: %v", err)
+	}
+	close(engine.release)
+	if err := n.separate(t.Context(), "w", left); err != nil {
+		t.Error(err)
+	}
+	for pair, end := range ends {
+		if err := <-end; errors.Is(err, gateway.ErrNoPeer) != (pair == "wd" || pair == "dw") {
+			t.Errorf("%s: %v", pair, err)
+		}
+	}
+	if len(n.peers.dialing)+n.dials.held > 0 {
+		t.Errorf("left: %v, %d", n.peers.dialing, n.dials.held)
+	}
+}
+
+// having returns the peer of a sandbox that has an address, its id, and the tenant of both.
+func (p *peers) having(id string, addr netip.Addr) (peer gateway.Peer, of owner, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, to, peer, err := p.pair(id, addr)
+	if err != nil {
+		return peer, owner{}, err
+	}
+	return peer, owner{to.tenant, to.id}, nil
+}
+
 func record(id, tenant, name string, networks ...string) *runtime.Record {
 	return &runtime.Record{Sandbox: api.Sandbox{ID: id, Name: name, Network: api.Network{Join: networks}}, Tenant: tenant}
 }
