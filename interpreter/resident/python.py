@@ -81,7 +81,9 @@ class Kernel:
         self.count = 0
         self.running = False  # a request is answered
         self.user = False  # the user's code runs, and an interrupt is for it
-        self.interrupts = 0
+        # Signals that have come, until the last run's end, and those of runs that have ended; the
+        # daemon's count of the latter.
+        self.interrupts = self.seen = self.passed = self.told = 0
         self.child = False  # this is a fork of the kernel
         self.lock = threading.RLock()
         self.depth = 0  # of output within output, by handlers of signals
@@ -321,11 +323,14 @@ class Kernel:
             raise KeyboardInterrupt
 
     def run(self, req):
-        # An interrupt of the last run may still be on its way.
-        late = time.monotonic() + 0.5
-        while self.interrupts < req.get("interrupts", 0) and time.monotonic() < late:
+        # An interrupt of the last run may still be on its way, and one of this run may be here.
+        late, told = time.monotonic() + 0.5, req.get("interrupts", 0)
+        while self.interrupts - self.passed < told - self.told and time.monotonic() < late:
             time.sleep(0.005)
-        self.interrupts = max(self.interrupts, req.get("interrupts", 0))
+        self.passed += max(told - self.told, self.seen - self.passed)
+        self.told = told
+        if self.interrupts < self.passed:  # one that does not come any more
+            self.interrupts = self.passed
         signal.signal(signal.SIGINT, self.handler)
         cpu = os.times()
         with self.lock:
@@ -344,6 +349,8 @@ class Kernel:
         try:
             try:
                 self.user = True
+                if self.interrupts > self.passed:
+                    raise KeyboardInterrupt
                 os.environ.update(req.get("env") or {})
                 self.cell(req["code"])
                 self.figures()
@@ -369,6 +376,7 @@ class Kernel:
             pass  # the user's own object
         if failure is not None:
             self.message(b"x", self.failure(failure))
+        self.seen = self.interrupts
         now = os.times()
         with self.lock:
             self.settle()
