@@ -277,6 +277,71 @@ func TestHostileKernel(t *testing.T) {
 	}
 }
 
+// Of results that their clients do not read, the daemon holds the bytes of its quota, whatever the
+// number of contexts. The others are omitted, and it holds nothing afterwards.
+func TestResultsAreBounded(t *testing.T) {
+	d, sb := contextBench(t)
+	const contexts, size, room = 6, 1 << 20, 3<<20 + 1<<19
+	results := d.API().Results()
+	results.Sandbox, results.Tenant, results.All = room, 2*room, 4*room
+	var wg sync.WaitGroup
+	got, read := make(chan int), make(chan struct{})
+	for range contexts {
+		c := newContext(d, sb.ID, api.CreateContext{})
+		wg.Go(func() {
+			end := streamed(t, d, api.CodeRequest{Code: "'x' * 1048576"}, c, func(e api.CodeEvent) {
+				if e.Result == nil {
+					return
+				}
+				if text := e.Result.Text; len(text) != size && !strings.Contains(text, " bytes, for which the daemon had no memory") {
+					t.Errorf("%.200q", text)
+				}
+				got <- len(e.Result.Text)
+				<-read
+			})
+			if end.Exit == nil || end.Exit.Code != 0 {
+				t.Errorf("%+v", end)
+			}
+		})
+	}
+	whole := 0
+	for range contexts {
+		if <-got == size {
+			whole++
+		}
+	}
+	if held := results.Held(); whole == 0 || whole*size > room || held < whole*size || held > room {
+		t.Errorf("%d results of %d bytes are held as %d bytes, of %d", whole, size, held, room)
+	}
+	close(read)
+	wg.Wait()
+	if held := results.Held(); held != 0 {
+		t.Errorf("%d bytes are held", held)
+	}
+	// A buffered answer keeps results, small ones too, until it has left.
+	c := newContext(d, sb.ID, api.CreateContext{})
+	res, done, err := d.API().RunCode(t.Context(), sb.ID, api.CodeRequest{Context: c.ID, Code: "for i in range(20): display('x' * 250000)"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := 0
+	for _, v := range res.Results {
+		kept += len(v.Text)
+	}
+	if held := results.Held(); kept < room/2 || kept > held || held > room {
+		t.Errorf("%d bytes of results, %d are held, of %d", kept, held, room)
+	}
+	done()
+	if held := results.Held(); held != 0 {
+		t.Errorf("%d bytes are held", held)
+	}
+	// Of a run that fails nothing stays.
+	runIn(d, c, "display('x' * 1048576)\nimport os\nos._exit(1)")
+	if held := results.Held(); held != 0 {
+		t.Errorf("%d bytes are held", held)
+	}
+}
+
 // Output that comes faster than a client reads waits: nothing is lost, however much it is.
 func TestContextOutputFlood(t *testing.T) {
 	d, sb := contextBench(t)
@@ -411,9 +476,14 @@ func TestContextsAreApart(t *testing.T) {
 	for i, c := range all {
 		for range runs {
 			work.Go(func() {
-				res, err := d.API().RunCode(t.Context(), sb.ID, api.CodeRequest{Context: c.ID, Code: "n += 1\nprint(me, end='')"})
-				if err != nil || res.Logs.Stdout != fmt.Sprint(i) || res.Failure != nil {
-					t.Errorf("context %d: %+v, %v", i, res, err)
+				res, done, err := d.API().RunCode(t.Context(), sb.ID, api.CodeRequest{Context: c.ID, Code: "n += 1\nprint(me, end='')"})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer done()
+				if res.Logs.Stdout != fmt.Sprint(i) || res.Failure != nil {
+					t.Errorf("context %d: %+v", i, res)
 				}
 			})
 		}

@@ -13,12 +13,62 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/interpreter/resident"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // maxResults bounds the bytes of the results of a buffered answer.
 const maxResults = 32 << 20
+
+// resultsQuota bounds the bytes of results that the daemon holds, as the kernels send them: while a
+// message comes in pieces, and until its client has it. Decoding and encoding take up to five times
+// that.
+func resultsQuota() *share.Quota {
+	return &share.Quota{What: "bytes of results", Sandbox: 32 << 20, Tenant: 64 << 20, All: 128 << 20}
+}
+
+// A resultHold is the part of the quota of results that a run has taken. A run never waits for its
+// part: others may hold theirs for as long as their clients do not read.
+type resultHold struct {
+	quota   *share.Quota
+	of      share.Owner
+	message int // bytes of the message that is read or sent
+	kept    int // bytes of results for an answer that has not left
+}
+
+// take takes memory for a piece of a message. If there is none, the pieces before it are dropped.
+func (h *resultHold) take(n int) bool {
+	if h.quota.Take(h.of, n) != nil {
+		h.next()
+		return false
+	}
+	h.message += n
+	return true
+}
+
+// keep makes the message, of n bytes when it is decoded, one that stays for the answer.
+func (h *resultHold) keep(n int) bool {
+	if more := n - h.message; more > 0 && !h.take(more) {
+		return false
+	}
+	h.kept += h.message
+	h.message = 0
+	return true
+}
+
+// next gives back the memory of a message that has been sent.
+func (h *resultHold) next() {
+	h.quota.Give(h.of, h.message)
+	h.message = 0
+}
+
+// free gives back all.
+func (h *resultHold) free() {
+	h.next()
+	h.quota.Give(h.of, h.kept)
+	h.kept = 0
+}
 
 // Names of failures of a context itself.
 const (
@@ -277,8 +327,8 @@ func validateContextRun(req *api.CodeRequest) error {
 // runInContext runs code in a context and emits events as they happen. Runs of a context take
 // turns.
 // If ctx ends or emit fails, the run is interrupted, and the context restarted if that does not end
-// it.
-func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest, emit func(api.CodeEvent) error) error {
+// it. The caller frees hold.
+func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest, hold *resultHold, emit func(api.CodeEvent) error) error {
 	if err := validateContextRun(req); err != nil {
 		return err
 	}
@@ -302,7 +352,8 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 	defer lease.End()
 	ctx, cancel := withGone(ctx, lease)
 	defer cancel()
-	handed, err = c.answer(ctx, req, emit)
+	hold.of = share.Owner{Tenant: lease.Record.Tenant, ID: c.Sandbox}
+	handed, err = c.answer(ctx, req, hold, emit)
 	if err != nil && errors.Is(context.Cause(ctx), errEnded) {
 		return s.ended(lease)
 	}
@@ -311,7 +362,7 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 
 // answer is runInContext for a caller that has the turn. With handed another goroutine gives the
 // turn back.
-func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit func(api.CodeEvent) error) (handed bool, err error) {
+func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, hold *resultHold, emit func(api.CodeEvent) error) (handed bool, err error) {
 	if x := c.process(); x.ended() {
 		c.mu.Lock()
 		told := c.place.Told
@@ -347,7 +398,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit fun
 	x := c.x
 	c.mu.Unlock()
 
-	out := &runEvents{emit: emit, count: count, reader: resident.Reader{Run: request.Run}}
+	out := &runEvents{emit: emit, count: count, hold: hold, reader: resident.Reader{Run: request.Run, Take: hold.take}}
 	out.timedOut = func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -413,6 +464,7 @@ func (c *codeContext) tellDeath(why string, emit func(api.CodeEvent) error) erro
 type runEvents struct {
 	emit   func(api.CodeEvent) error
 	reader resident.Reader
+	hold   *resultHold // of the reader's memory; nil without reader
 	count  int
 	held   [2][]byte // beginnings of characters, of stdout and stderr
 	failed bool
@@ -440,8 +492,10 @@ func (o *runEvents) take(f resident.Frame) (done bool, err error) {
 	case m.Stderr != nil:
 		return false, o.output(1, m.Stderr)
 	case m.Result != nil:
+		defer o.hold.next()
 		return false, o.send(api.CodeEvent{Type: api.CodeValued, Result: m.Result})
 	case m.Failure != nil:
+		defer o.hold.next()
 		o.failed = true
 		if m.Failure.Name == "KeyboardInterrupt" && m.Failure.Value == "" && o.timedOut() {
 			m.Failure.Value = "the run's timeout has ended"

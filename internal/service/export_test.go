@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -155,3 +156,6 @@ func (s *Service) PrepareLate(sandbox string) error {
 	}
 	return s.core.stillThere(sandbox)
 }
+
+// Results returns the quota of bytes of results.
+func (s *API) Results() *share.Quota { return s.results }

@@ -17,6 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/netns"
 	"github.com/sandboxd/sandboxd/netns/gateway"
 	"github.com/sandboxd/sandboxd/netns/policy"
@@ -216,31 +217,31 @@ func (p *peers) find(id string, name policy.Name) (gateway.Peer, error) {
 }
 
 // having returns the peer of a sandbox that has an address, its id, and the tenant of both.
-func (p *peers) having(id string, addr netip.Addr) (peer gateway.Peer, of owner, err error) {
+func (p *peers) having(id string, addr netip.Addr) (peer gateway.Peer, of share.Owner, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	m := p.members[id]
 	if m == nil {
-		return gateway.Peer{}, owner{}, gateway.ErrNoPeer
+		return gateway.Peer{}, share.Owner{}, gateway.ErrNoPeer
 	}
 	to := p.at[home{m.tenant, addr}]
 	if to == nil {
-		return gateway.Peer{}, owner{}, gateway.ErrNoPeer
+		return gateway.Peer{}, share.Owner{}, gateway.ErrNoPeer
 	}
 	for _, network := range m.networks {
 		if slices.Contains(to.networks, network) {
-			return gateway.Peer{Name: to.name, Network: network, Addr: addr}, owner{to.tenant, to.id}, nil
+			return gateway.Peer{Name: to.name, Network: network, Addr: addr}, share.Owner{Tenant: to.tenant, ID: to.id}, nil
 		}
 	}
-	return gateway.Peer{}, owner{}, gateway.ErrNoPeer
+	return gateway.Peer{}, share.Owner{}, gateway.ErrNoPeer
 }
 
 // dialQuota bounds the connections to peers and to sockets of the host that are not made yet. Each
 // may take the whole time of a dial: a server that accepts nothing lets them wait. A gateway of
 // ours has at most 32 of each kind of a sandbox under way; one that was replaced may have as many
 // beside.
-func dialQuota() *quota {
-	return &quota{what: "connections to others that are not made yet", sandbox: 128, tenant: 512, all: 1024}
+func dialQuota() *share.Quota {
+	return &share.Quota{What: "connections to others that are not made yet", Sandbox: 128, Tenant: 512, All: 1024}
 }
 
 // dialPeer implements [egress.Peers.Dial]. Servers on the loopback of the peer stay its own. Beyond
@@ -250,16 +251,16 @@ func (n *Networks) dialPeer(ctx context.Context, id string, to netip.AddrPort) (
 	if err != nil {
 		return nil, peer, err
 	}
-	from := owner{of.tenant, id}
-	if err := n.dials.take(from, 1); err != nil {
+	from := share.Owner{Tenant: of.Tenant, ID: id}
+	if err := n.dials.Take(from, 1); err != nil {
 		return nil, gateway.Peer{}, gateway.Refused(err.Error())
 	}
-	defer n.dials.give(from, 1)
-	c, err := dial[*net.TCPConn](ctx, n.opts.Engine, of.id, "tcp", to.Port(), netns.ConnectOwn)
+	defer n.dials.Give(from, 1)
+	c, err := dial[*net.TCPConn](ctx, n.opts.Engine, of.ID, "tcp", to.Port(), netns.ConnectOwn)
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		err = errno // the record names peer and port itself
 	}
-	n.recordPeer(id, of.id, peer.Network, to.Port(), err)
+	n.recordPeer(id, of.ID, peer.Network, to.Port(), err)
 	return c, peer, err
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/netns/gateway"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -93,7 +94,7 @@ func TestConnectionsToPeersAreBounded(t *testing.T) {
 	n := open(t, nil)
 	engine := &stuck{asked: make(chan string, 10), release: make(chan struct{})}
 	n.opts.Engine = engine
-	n.dials = &quota{what: "connections", sandbox: 2, tenant: 8, all: 16}
+	n.dials = &share.Quota{What: "connections", Sandbox: 2, Tenant: 8, All: 16}
 	for _, rec := range []*runtime.Record{record("w", "", "web", "front"), record("d", "", "db", "front"), record("tw", "1002", "web", "front"), record("td", "1002", "db", "front")} {
 		n.peers.enter(rec)
 	}
@@ -121,8 +122,8 @@ func TestConnectionsToPeersAreBounded(t *testing.T) {
 	if _, peer, err := n.dialPeer(t.Context(), "w", to("d")); refused(err) || peer.Name != "db" {
 		t.Errorf("afterwards: %+v, %v", peer, err)
 	}
-	if n.dials.held != 0 {
-		t.Errorf("%d are held", n.dials.held)
+	if n.dials.Held() != 0 {
+		t.Errorf("%d are held", n.dials.Held())
 	}
 }
 
@@ -283,7 +284,7 @@ func TestAddressesLeadToPeersOnly(t *testing.T) {
 			if allowed != (err == nil) {
 				t.Errorf("%s asks for %s, of %s: %+v, %v", from, addr, of.id, peer, err)
 			}
-			if err == nil && (to != (owner{m.tenant, m.id}) || peer.Addr != addr || peer.Name != m.name) {
+			if err == nil && (to != (share.Owner{Tenant: m.tenant, ID: m.id}) || peer.Addr != addr || peer.Name != m.name) {
 				t.Errorf("%s asks for %s, of %s: %+v, %s", from, addr, m.id, peer, to)
 			}
 			if !policy.PeerAddresses.Contains(addr) {
