@@ -129,9 +129,9 @@ func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeReques
 		switch e.Type {
 		case api.CodeStarted:
 		case api.CodeStdout:
-			stdout.write(output)
+			stdout.writePaced(output, ctx.Done())
 		case api.CodeStderr:
-			stderr.write(output)
+			stderr.writePaced(output, ctx.Done())
 		case api.CodeValued:
 			size := sizeOfValue(e.Result)
 			if left -= size; left < 0 || !hold.keep(size) {

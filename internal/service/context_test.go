@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
@@ -616,5 +617,106 @@ func TestJavaScriptContext(t *testing.T) {
 	}
 	if res := runIn(d, c, "'x'.repeat(3000000)"); len(res.Results) != 1 || len(res.Results[0].Text) != 3000000 {
 		t.Error(len(res.Results), len(res.Results[0].Text))
+	}
+}
+
+// until polls a condition.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.After(servicetest.Patience)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal(what)
+		}
+	}
+}
+
+// untilSpare waits until an interpreter is ready for the next context of a sandbox, and returns its
+// exec.
+func untilSpare(r *daemontest.Running, sandbox string) (id string) {
+	r.T.Helper()
+	until(r.T, "no interpreter is ready", func() bool {
+		id = r.API().SpareExec(sandbox)
+		return id != ""
+	})
+	return id
+}
+
+// A spare becomes the context of an equal request, once: each context has a process and random
+// numbers of its own. Any other request gets a process that is started for it.
+func TestSpareContexts(t *testing.T) {
+	d, sb := contextBench(t)
+	const code = "import os, random, decimal, json\n(os.getpid(), random.random(), hash('x'), os.environ.get('A'), os.getcwd())"
+	req := api.CreateContext{Preload: []string{"decimal", "json.tool"}, Env: []string{"A=1"}, Cwd: "/tmp"}
+	first := newContext(d, sb.ID, req)
+	seen := map[string]bool{summary(runIn(d, first, code)): true}
+	for range 2 {
+		id := untilSpare(d, sb.ID)
+		timed := req
+		timed.IdleTimeout = 3600
+		c := newContext(d, sb.ID, timed)
+		if c.Exec != id || c.ID == first.ID || c.ExecutionCount != 0 || c.State != api.ContextIdle || c.CreatedAt.Before(first.CreatedAt) {
+			t.Errorf("the spare exec %s, and the context %+v", id, c)
+		}
+		res := runIn(d, c, "import sys\nprint('decimal' in sys.modules, 'decimal' in globals(), 'json.tool' in sys.modules)")
+		if summary(res) != `"True False True\n" ""` || res.ExecutionCount != 1 {
+			t.Error(summary(res))
+		}
+		got := summary(runIn(d, c, code))
+		if seen[got] || !strings.HasSuffix(got, `'1', '/tmp')]*`) {
+			t.Error(got)
+		}
+		seen[got] = true
+	}
+	// Others start a process of their own, and the last kind has the spare.
+	id := untilSpare(d, sb.ID)
+	other := req
+	other.Env = []string{"A=2"}
+	c := newContext(d, sb.ID, other)
+	if c.Exec == id || !strings.HasSuffix(summary(runIn(d, c, code)), `'2', '/tmp')]*`) {
+		t.Errorf("%+v", c)
+	}
+	until(t, "the spare of another request goes on", func() bool {
+		return d.Do("GET", "/v1/sandboxes/"+sb.ID+"/execs/"+id, nil).Status == http.StatusNotFound
+	})
+	if next := untilSpare(d, sb.ID); newContext(d, sb.ID, other).Exec != next {
+		t.Error("the other spare was not used")
+	}
+	// One that has died becomes no context.
+	id = untilSpare(d, sb.ID)
+	d.Do("POST", "/v1/sandboxes/"+sb.ID+"/execs/"+id+"/signal", api.ExecSignal{Signal: "KILL"})
+	d.Until(api.Exec{ID: id, Sandbox: sb.ID}, daemontest.Exited)
+	if c := newContext(d, sb.ID, other); c.Exec == id || summary(runIn(d, c, "1")) != `"" "" [1]*` {
+		t.Errorf("%+v", c)
+	}
+	untilSpare(d, sb.ID)
+	// A spare is no context.
+	list := daemontest.Decode[api.ContextList](t, d.Do("GET", "/v1/sandboxes/"+sb.ID+"/contexts", nil), http.StatusOK)
+	if len(list.Contexts) != 6 {
+		t.Errorf("%d contexts", len(list.Contexts))
+	}
+	// A module that is not there, and one that ends the interpreter, are errors, and leave nothing.
+	for _, name := range []string{"no_such_module", "antigravity.none"} {
+		p := daemontest.Problem(t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/contexts", api.CreateContext{Preload: []string{name}}), api.CodeConflict)
+		if !strings.Contains(p.Detail, "preload "+name+": ModuleNotFoundError: No module named") {
+			t.Error(p.Detail)
+		}
+	}
+	for _, bad := range []api.CreateContext{
+		{Preload: []string{"os;1"}}, {Preload: []string{""}}, {Preload: []string{"../x"}}, {Preload: []string{"a."}},
+		{Preload: make([]string, 33)}, {Preload: []string{"os"}, Language: "bash"},
+	} {
+		daemontest.Problem(t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/contexts", bad), api.CodeInvalid)
+	}
+	// It ends with its sandbox.
+	if rep := d.Do("DELETE", "/v1/sandboxes/"+sb.ID, nil); rep.Status != http.StatusNoContent {
+		t.Errorf("%s", rep.Body)
+	}
+	if id := d.API().SpareExec(sb.ID); id != "" {
+		t.Errorf("the spare exec %s is left", id)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/interpreter/resident"
@@ -82,8 +83,8 @@ var (
 )
 
 // read passes the frames of the process to handle until that is done. It returns errDied at the
-// process's end, and the end of its stderr.
-func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (done bool, err error)) (said string, err error) {
+// process's end, and the end of its stderr. Pace is called after each read of output, nil is not.
+func (c *codeContext) read(ctx context.Context, pace func(), handle func(resident.Frame) (done bool, err error)) (said string, err error) {
 	c.mu.Lock()
 	x, run := c.x, c.place.Run
 	if !c.place.Ready {
@@ -133,6 +134,9 @@ func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (don
 		}
 		c.split.Write(ch.stream, ch.at, ch.data)
 		c.from += int64(len(ch.data))
+		if len(ch.data) > 0 && pace != nil {
+			pace()
+		}
 		if len(ch.data) > 0 || ch.more == nil {
 			continue
 		}
@@ -228,13 +232,17 @@ func (c *codeContext) finish(run *contextRun) {
 	c.arm()
 }
 
-// drain reads to the end of a run whose client has left, and gives the turn back. The caller has
+// drain reads to the end of a run whose client has left, and gives the turn back. It does not stop
+// reading: a run that waits for ever for room never ends. A flood is read slowly. The caller has
 // the turn.
 func (c *codeContext) drain(run *contextRun) {
 	defer c.release()
 	ctx := c.s.execs.ctx
 	r := resident.Reader{Run: c.number(), Skip: true}
-	said, err := c.read(ctx, func(f resident.Frame) (bool, error) {
+	x := c.process()
+	var pace host.Pace
+	slowly := func() { pace.Wait(x.over(), 1) }
+	said, err := c.read(ctx, slowly, func(f resident.Frame) (bool, error) {
 		m, err := r.Read(f)
 		return m != nil && m.Done != nil, err
 	})
@@ -415,7 +423,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, hold *re
 			err = nil // the process has ended, as reading shows
 		}
 		if err == nil {
-			said, err = c.read(ctx, out.take)
+			said, err = c.read(ctx, nil, out.take)
 		}
 	}
 	var failure *api.CodeFailure
