@@ -410,6 +410,11 @@ func TestContextsAreHandedOn(t *testing.T) {
 	waits := newContext(first, sb.ID, api.CreateContext{Env: []string{"NAME=value"}})
 	busy := newContext(first, sb.ID, api.CreateContext{})
 	dead := newContext(first, sb.ID, api.CreateContext{})
+	preloaded := newContext(first, sb.ID, api.CreateContext{Preload: []string{"json"}})
+	untilSpare(first, sb.ID)
+	spared := newContext(first, sb.ID, api.CreateContext{Preload: []string{"json"}})
+	runIn(first, spared, "x = 5")
+	spare := untilSpare(first, sb.ID)
 	runIn(first, waits, "x = 1")
 	runIn(first, busy, "import time, os\nx = 2")
 	runIn(first, dead, "x = 3")
@@ -445,9 +450,26 @@ except KeyboardInterrupt:
 
 	second := b.Start()
 	list := daemontest.Decode[api.ContextList](t, second.Do("GET", "/v1/sandboxes/"+sb.ID+"/contexts", nil), http.StatusOK)
-	if len(list.Contexts) != 3 || list.Contexts[0].ID != waits.ID || list.Contexts[0].State != api.ContextIdle || list.Contexts[0].ExecutionCount != 1 ||
-		list.Contexts[2].State != api.ContextDead {
+	if len(list.Contexts) != 5 || list.Contexts[0].ID != waits.ID || list.Contexts[0].State != api.ContextIdle || list.Contexts[0].ExecutionCount != 1 ||
+		list.Contexts[2].State != api.ContextDead || list.Contexts[3].ID != preloaded.ID || list.Contexts[4].ID != spared.ID {
 		t.Errorf("%+v", list)
+	}
+	if got := summary(runIn(second, spared, "x")); got != `"" "" [5]*` {
+		t.Error(got)
+	}
+	// An interpreter that waits for its request ends.
+	if rep := second.Do("GET", "/v1/sandboxes/"+sb.ID+"/execs/"+spare, nil); rep.Status != http.StatusNotFound {
+		t.Errorf("%s", rep.Body)
+	}
+	pid := daemontest.Decode[api.ProcessList](t, second.Do("GET", "/v1/sandboxes/"+sb.ID+"/processes", nil), http.StatusOK)
+	kernels := 0
+	for _, p := range pid.Processes {
+		if p.Exec == "" && strings.Contains(fmt.Sprint(p), "no kernel on stdin") {
+			kernels++
+		}
+	}
+	if kernels > 0 {
+		t.Errorf("%d interpreters of no context are left: %+v", kernels, pid)
 	}
 	if got := summary(runIn(second, waits, "print(os.environ['NAME']) if 'os' in globals() else print(__import__('os').environ['NAME'])\nx")); got != `"value\n" "" [1]*` {
 		t.Error(got)
