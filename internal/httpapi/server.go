@@ -502,8 +502,8 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 	return nil
 }
 
-// encoder writes JSON values, one a line. Characters of HTML stay: escaped, a page or a figure is up
-// to six times as long. No browser takes an answer for HTML, whose content type has nosniff.
+// encoder writes JSON values, one a line. Characters of HTML stay: escaped, a page or a figure is
+// up to six times as long. No browser takes an answer for HTML: its content type has nosniff.
 func encoder(w io.Writer) *json.Encoder {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)

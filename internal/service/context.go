@@ -68,8 +68,8 @@ type codeContext struct {
 	expiry  *time.Timer // nil without idle timeout
 }
 
-// contextRecord is the part of a context that never changes, once it is no spare. The exec's log has
-// it for the next daemon.
+// contextRecord is the part of a context that never changes, once it is no spare. The exec's log
+// has it for the next daemon.
 type contextRecord struct {
 	ID      string
 	Sandbox string

@@ -3,6 +3,7 @@ package service_test
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -729,8 +730,12 @@ func TestSpareContexts(t *testing.T) {
 		}
 	}
 	for _, bad := range []api.CreateContext{
-		{Preload: []string{"os;1"}}, {Preload: []string{""}}, {Preload: []string{"../x"}}, {Preload: []string{"a."}},
-		{Preload: make([]string, 33)}, {Preload: []string{"os"}, Language: "bash"},
+		{Preload: []string{"os;1"}},
+		{Preload: []string{""}},
+		{Preload: []string{"../x"}},
+		{Preload: []string{"a."}},
+		{Preload: slices.Repeat([]string{"os"}, 33)},
+		{Preload: []string{"os"}, Language: "bash"},
 	} {
 		daemontest.Problem(t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/contexts", bad), api.CodeInvalid)
 	}

@@ -16,12 +16,12 @@ const (
 	spareIdle = 10 * time.Minute
 )
 
-// A spare is an interpreter that has imported its modules and waits to become a context: the process
-// of one request, started before that request comes. A sandbox has one, of its last creation with
-// modules.
+// A spare is an interpreter that has imported its modules and waits to become a context: the
+// process of one request, started before that request comes. A sandbox has one, of its last
+// creation with modules.
 //
-// It becomes a context of an equal request only. So user, environment, directory and limits are those
-// with which the process has started, and no two contexts have had one process before.
+// It becomes a context of an equal request only. So the process has started with the user, the
+// environment, the directory and the limits of that request, and was no context before.
 type spare struct {
 	req    api.CreateContext // without IdleTimeout
 	ctx    context.Context   //nolint:containedctx // of the goroutine that starts and ends it
