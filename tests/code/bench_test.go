@@ -75,9 +75,9 @@ func spread(took []time.Duration) (p50, p99 float64) {
 	return at(len(took) / 2), at(len(took) * 99 / 100)
 }
 
-// BenchmarkContexts measures, over the API, a new context with its first result, which imports numpy
-// and pandas if the host has them, with and without preload, and runs in a context. A spare gets the
-// time to become ready, of four creations without one.
+// BenchmarkContexts measures, over the API, a new context with its first result, which imports
+// numpy and pandas if the host has them, with and without preload, and runs in a context. A spare
+// gets the time to become ready, of four creations without one.
 func BenchmarkContexts(b *testing.B) {
 	d := harness.Start(b, harness.Options{})
 	c := d.Client(b)
