@@ -9,34 +9,40 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // BenchmarkPython takes turns: the host's python3 -c, a line of Python in a new sandbox that is
-// deleted, over the API and by the command line, and one in a running sandbox. It reports medians.
+// deleted, over the API and by the command line, one in a sandbox that was parked, and one in a
+// running sandbox. It reports medians.
 func BenchmarkPython(b *testing.B) {
 	const line = "print(1)"
 	d := harness.Start(b, harness.Options{})
 	c := d.Client(b)
 	s := d.Create(b, api.CreateSandbox{})
+	parked := harness.Start(b, harness.Options{Args: []string{"--pool", "host=4"}}).Client(b)
 	check := func(err error) {
 		b.Helper()
 		if err != nil {
 			b.Fatal(err)
 		}
 	}
+	fresh := func(c *client.Client) {
+		b.Helper()
+		sb, err := c.CreateSandbox(b.Context(), api.CreateSandbox{})
+		check(err)
+		_, err = c.RunCode(b.Context(), sb.ID, api.CodeRequest{Code: line})
+		check(err)
+		check(c.DeleteSandbox(b.Context(), sb.ID))
+	}
 	ways := []struct {
 		name string
 		run  func()
 	}{
 		{"host-ms", func() { check(exec.CommandContext(b.Context(), "/usr/bin/python3", "-c", line).Run()) }},
-		{"fresh-ms", func() {
-			sb, err := c.CreateSandbox(b.Context(), api.CreateSandbox{})
-			check(err)
-			_, err = c.RunCode(b.Context(), sb.ID, api.CodeRequest{Code: line})
-			check(err)
-			check(c.DeleteSandbox(b.Context(), sb.ID))
-		}},
+		{"fresh-ms", func() { fresh(c) }},
+		{"parked-ms", func() { fresh(parked) }},
 		{"cli-ms", func() {
 			if got := d.CLI(b, "code", "--code", line); got.Code != 0 {
 				b.Fatalf("%+v", got)
@@ -66,6 +72,7 @@ func BenchmarkPython(b *testing.B) {
 		b.ReportMetric(medians[i], w.name)
 	}
 	b.ReportMetric(medians[1]/medians[0], "fresh/host")
+	b.ReportMetric(medians[2]/medians[0], "parked/host")
 }
 
 // spread returns the median and the 99th percentile in milliseconds.
