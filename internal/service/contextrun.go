@@ -246,10 +246,10 @@ func (c *codeContext) drain(run *contextRun) {
 		m, err := r.Read(f)
 		return m != nil && m.Done != nil, err
 	})
-	if ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil {
 		return // the next daemon goes on
 	}
-	if err != nil {
+	if err != nil { // else the end was read, which the next daemon would wait for
 		c.recover(ctx, run, err, said)
 	}
 	c.finish(run)
