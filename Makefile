@@ -202,8 +202,9 @@ bench-net: deps build ## The figures of networks there, against slirp4netns, pas
 	@hack/bench-net.sh
 
 .PHONY: bench-code
-bench-code: deps build ## Code runs, in turns with the host's python3 -c: ITERATIONS=100
-	$(GO) test -buildvcs=false -tags '$(TAGS)' -run '^$$' -bench Python -benchtime $(or $(ITERATIONS),100)x ./tests/code
+bench-code: deps build ## Code runs, in turns with the host's python3 -c, and contexts: ITERATIONS=100
+	$(GO) test -buildvcs=false -tags '$(TAGS)' -run '^$$' -bench 'Python|BenchmarkContexts' -benchtime $(or $(ITERATIONS),100)x ./tests/code
+	$(GO) test -buildvcs=false -tags '$(TAGS)' -run '^$$' -bench Busy -benchtime 1x ./tests/code
 
 .PHONY: bench-docker
 bench-docker: deps build ## The figures of Docker's clients there, against dockerd; root only: ROUNDS=40

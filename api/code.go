@@ -129,6 +129,9 @@ type CreateContext struct {
 	Cwd      string   `json:"cwd,omitempty"`      // absolute; default: the sandbox's
 	User     string   `json:"user,omitempty"`     // as in [CreateSandbox]
 	Env      []string `json:"env,omitempty"`      // added to the sandbox's
+	// Preload are modules that the interpreter imports before the context is ready; python only. The
+	// sandbox then keeps one more interpreter ready, for the next context with an equal request.
+	Preload []string `json:"preload,omitempty"`
 	// Memory is the size in bytes of the context's address space; 0 means only the sandbox's limit.
 	Memory int64 `json:"memory,omitempty"`
 	// IdleTimeout is the time in seconds without a run after which the context is deleted; 0 means

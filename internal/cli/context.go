@@ -33,10 +33,11 @@ one, and "sandboxd docs contexts" explains them.`,
 type contextCreateOptions struct {
 	processFlags
 
-	lang   string
-	memory cmdline.Size
-	idle   cmdline.Seconds
-	json   bool
+	lang    string
+	preload []string
+	memory  cmdline.Size
+	idle    cmdline.Seconds
+	json    bool
 }
 
 func newContextCreate(d deps) *cobra.Command {
@@ -57,6 +58,7 @@ ends with "sandboxd context rm", after --idle-timeout, or with its sandbox.`,
 	f := cmd.Flags()
 	opts.addFlags(f)
 	f.StringVar(&opts.lang, "lang", "", "`language` (default python)")
+	f.StringSliceVar(&opts.preload, "preload", nil, "`modules` that Python imports first, such as numpy,pandas; another interpreter with them is then kept ready for the next context like this one")
 	f.Var(&opts.memory, "memory", "maximum address space of the interpreter, such as 1g (default: only the sandbox's limit)")
 	f.Var(&opts.idle, "idle-timeout", "delete the context after this time without a run (default: never)")
 	f.BoolVar(&opts.json, "json", false, "print the context as JSON")
@@ -72,7 +74,7 @@ func runContextCreate(ctx context.Context, sandbox string, opts contextCreateOpt
 	c := d.Client()
 	defer c.Close()
 	made, err := c.CreateContext(ctx, sandbox, api.CreateContext{
-		Language: opts.lang, Cwd: opts.cwd, User: opts.user, Env: env, Memory: opts.memory.Bytes, IdleTimeout: float64(opts.idle),
+		Language: opts.lang, Cwd: opts.cwd, User: opts.user, Env: env, Preload: opts.preload, Memory: opts.memory.Bytes, IdleTimeout: float64(opts.idle),
 	})
 	if err != nil {
 		return err

@@ -22,10 +22,11 @@ func (s *Server) postCode(w http.ResponseWriter, r *http.Request) error {
 			return s.as(r).StreamCode(r.Context(), r.PathValue("id"), req, emit)
 		})
 	}
-	res, err := s.as(r).RunCode(r.Context(), r.PathValue("id"), req)
+	res, done, err := s.as(r).RunCode(r.Context(), r.PathValue("id"), req)
 	if err != nil {
 		return err
 	}
+	defer done()
 	return writeJSON(w, http.StatusOK, res)
 }
 

@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"encoding/json"
 	"io"
 	"maps"
 	"net/http"
@@ -178,14 +177,8 @@ func linesTo[T any](w http.ResponseWriter, flush bool) func(T) error {
 }
 
 func linesOf[T any](out *stream) func(T) error {
-	return func(v T) error {
-		data, err := json.Marshal(v)
-		if err != nil {
-			return err
-		}
-		_, err = out.Write(append(data, '\n'))
-		return err
-	}
+	enc := encoder(out)
+	return func(v T) error { return enc.Encode(v) }
 }
 
 // stream writes an answer of unknown length. The first byte sends the header, so that an error

@@ -87,8 +87,9 @@ func (t *toolchains) remember(k toolchainKey, i int) {
 	t.last[k] = i
 }
 
-// RunCode runs source text to its end and keeps the beginning of its output.
-func (s *API) RunCode(ctx context.Context, ref string, req api.CodeRequest) (*api.CodeResult, error) {
+// RunCode runs source text to its end and keeps the beginning of its output. The caller calls done
+// when it needs the result no more.
+func (s *API) RunCode(ctx context.Context, ref string, req api.CodeRequest) (_ *api.CodeResult, done func(), err error) {
 	limit := int(cmp.Or(req.OutputLimit, defaultOutputLimit))
 	stdout, stderr := head{limit: limit}, head{limit: limit}
 	if req.Context != "" {
@@ -101,11 +102,11 @@ func (s *API) RunCode(ctx context.Context, ref string, req api.CodeRequest) (*ap
 	}
 	end, err := s.code(ctx, ref, &req, &r)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	res := &api.CodeResult{Results: []api.CodeValue{}, Failure: end.Failure, Exit: *end.Exit, Usage: *end.Usage}
 	withLogs(res, &stdout, &stderr)
-	return res, nil
+	return res, func() {}, nil
 }
 
 // withLogs sets the output of a result.
@@ -116,10 +117,11 @@ func withLogs(res *api.CodeResult, stdout, stderr *head) {
 }
 
 // bufferContext is RunCode in a context.
-func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeRequest, stdout, stderr *head) (*api.CodeResult, error) {
+func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeRequest, stdout, stderr *head) (_ *api.CodeResult, done func(), err error) {
 	res := &api.CodeResult{Results: []api.CodeValue{}}
 	left, cut := maxResults, false
-	err := s.runInContext(ctx, ref, req, func(e api.CodeEvent) error {
+	hold := &resultHold{quota: s.results}
+	err = s.runInContext(ctx, ref, req, hold, func(e api.CodeEvent) error {
 		output := e.Data
 		if e.Data == nil {
 			output = []byte(e.Text)
@@ -127,11 +129,12 @@ func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeReques
 		switch e.Type {
 		case api.CodeStarted:
 		case api.CodeStdout:
-			stdout.write(output)
+			stdout.writePaced(output, ctx.Done())
 		case api.CodeStderr:
-			stderr.write(output)
+			stderr.writePaced(output, ctx.Done())
 		case api.CodeValued:
-			if left -= sizeOfValue(e.Result); left < 0 {
+			size := sizeOfValue(e.Result)
+			if left -= size; left < 0 || !hold.keep(size) {
 				cut = true
 				return nil
 			}
@@ -150,18 +153,21 @@ func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeReques
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		hold.free()
+		return nil, nil, err
 	}
 	withLogs(res, stdout, stderr)
 	res.Truncated = res.Truncated || cut
-	return res, nil
+	return res, hold.free, nil
 }
 
 // StreamCode runs source text and emits events as they happen. Emit is called from one goroutine at
 // a time, and a failing emit kills the run.
 func (s *API) StreamCode(ctx context.Context, ref string, req api.CodeRequest, emit func(api.CodeEvent) error) error {
 	if req.Context != "" {
-		return s.runInContext(ctx, ref, &req, emit)
+		hold := &resultHold{quota: s.results}
+		defer hold.free()
+		return s.runInContext(ctx, ref, &req, hold, emit)
 	}
 	var chars characters
 	text := func(stream string, p []byte) error { return emit(codeOutput(stream, p)) }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +29,7 @@ const (
 	minContextMemory = 64 << 20  // bytes
 	contextOutput    = 256 << 10 // bytes of output that wait for the daemon
 	maxQueued        = 16        // runs that wait for one context
+	maxPreload       = 32        // modules
 
 	// helloTimeout bounds the start of an interpreter.
 	helloTimeout = 60 * time.Second
@@ -41,8 +43,9 @@ const (
 
 // contexts is the registry of the contexts of all sandboxes.
 type contexts struct {
-	mu sync.Mutex
-	of map[string]map[string]*codeContext // by the sandbox's id and the context's
+	mu     sync.Mutex
+	of     map[string]map[string]*codeContext // by the sandbox's id and the context's
+	spares map[string]*spare                  // by the sandbox's id
 }
 
 // A codeContext is a resident interpreter: a detached exec that is replaced when it has died.
@@ -65,8 +68,8 @@ type codeContext struct {
 	expiry  *time.Timer // nil without idle timeout
 }
 
-// contextRecord is the part of a context that never changes. The exec's log has it for the next
-// daemon.
+// contextRecord is the part of a context that never changes, once it is no spare. The exec's log
+// has it for the next daemon.
 type contextRecord struct {
 	ID      string
 	Sandbox string
@@ -200,8 +203,29 @@ func validateContext(req *api.CreateContext) (resident.Kernel, error) {
 	if req.Memory != 0 && req.Memory < minContextMemory {
 		return k, class.Invalidf("memory %d: must be 0 or at least %d", req.Memory, int64(minContextMemory))
 	}
+	if err := validatePreload(req, &k); err != nil {
+		return k, err
+	}
 	_, err := seconds("idle_timeout", req.IdleTimeout)
 	return k, err
+}
+
+// moduleName is the name of a module to import.
+var moduleName = regexp.MustCompile(`^[A-Za-z_]\w{0,63}(\.[A-Za-z_]\w{0,63}){0,7}$`)
+
+func validatePreload(req *api.CreateContext, k *resident.Kernel) error {
+	switch n := len(req.Preload); {
+	case n > 0 && !k.Preloads:
+		return class.Invalidf("preload: contexts of %s preload nothing", k.Language)
+	case n > maxPreload:
+		return class.Invalidf("preload: %d modules, at most %d are possible", n, maxPreload)
+	}
+	for i, name := range req.Preload {
+		if !moduleName.MatchString(name) {
+			return class.Invalidf("preload[%d] %q: not the name of a module", i, class.Clip(name))
+		}
+	}
+	return nil
 }
 
 // CreateContext starts a context in the sandbox with this id or name, and waits until it is ready.
@@ -217,29 +241,50 @@ func (s *API) CreateContext(ctx context.Context, ref string, req api.CreateConte
 		return api.Context{}, err
 	}
 	now := time.Now().UTC()
-	c := s.newContext(contextRecord{ID: newExecID(), Sandbox: rec.ID, Created: now, Request: req})
+	c := s.takeSpare(rec.ID, req)
+	if c == nil {
+		c = s.newContext(contextRecord{Sandbox: rec.ID})
+	}
+	c.ID, c.Created, c.Request = newExecID(), now, req
 	c.place.Used = now.UnixNano()
 	c.turn <- struct{}{}
 	defer c.release()
 	if err := s.contexts.add(c); err != nil {
+		s.removeContext(ctx, c)
 		return api.Context{}, err
 	}
 	lease, err := s.begin(rec.ID)
 	if err != nil {
-		s.contexts.remove(c)
+		s.removeContext(ctx, c)
 		return api.Context{}, err
 	}
 	defer lease.End()
 	ctx, cancel := withGone(ctx, lease)
 	defer cancel()
-	if err := c.start(ctx, &rec); err != nil {
+	if err := c.open(ctx, &rec); err != nil {
 		s.removeContext(ctx, c)
 		if errors.Is(context.Cause(ctx), errEnded) {
 			return api.Context{}, s.ended(lease)
 		}
 		return api.Context{}, err
 	}
+	if len(req.Preload) > 0 {
+		s.refillSpare(rec.ID, req)
+	}
 	return c.shown(), nil
+}
+
+// open makes a new context ready: a spare by its record, others by a start.
+func (c *codeContext) open(ctx context.Context, rec *runtime.Record) error {
+	x := c.process()
+	if x == nil || x.ended() {
+		return c.start(ctx, rec)
+	}
+	if err := x.log.note(contextAt, c.contextRecord); err != nil {
+		return err
+	}
+	c.setReady()
+	return nil
 }
 
 func (s *core) newContext(rec contextRecord) *codeContext {
@@ -254,6 +299,9 @@ func (cs *contexts) add(c *codeContext) error {
 		return class.Mark(runtime.ErrInUse, fmt.Errorf("create context: sandbox %s has %d, which is the most", c.Sandbox, maxContexts))
 	}
 	cs.set(c)
+	if len(cs.of[c.Sandbox]) == maxContexts {
+		cs.dropSpare(c.Sandbox)
+	}
 	return nil
 }
 
@@ -289,17 +337,36 @@ func (cs *contexts) remove(c *codeContext) {
 func (cs *contexts) forget(sandbox string) {
 	cs.mu.Lock()
 	all := slices.Collect(maps.Values(cs.of[sandbox]))
+	cs.dropSpare(sandbox)
 	cs.mu.Unlock()
 	for _, c := range all {
 		cs.remove(c)
 	}
 }
 
-// start starts the process of a context and waits for its first message. A process that does not
-// send it is removed.
+// start starts the process of a context and makes it ready.
 func (c *codeContext) start(ctx context.Context, rec *runtime.Record) error {
+	if err := c.startProcess(ctx, rec); err != nil {
+		return err
+	}
+	c.setReady()
+	return nil
+}
+
+// setReady notes that the process takes runs: the next daemon keeps it from here on.
+func (c *codeContext) setReady() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.place.Ready = true
+	c.writePlace()
+	c.arm()
+}
+
+// startProcess starts the process of a context and waits for its first message. A process that does
+// not send it is removed.
+func (c *codeContext) startProcess(ctx context.Context, rec *runtime.Record) error {
 	key := rand.Text()
-	k, ok := resident.For(c.Request.Language, key)
+	k, ok := resident.For(c.Request.Language, key, c.Request.Preload...)
 	if !ok {
 		return class.Invalidf("language %q: has no contexts any more", c.Request.Language)
 	}
@@ -325,7 +392,7 @@ func (c *codeContext) start(ctx context.Context, rec *runtime.Record) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
-	said, err := c.read(ctx, func(f resident.Frame) (bool, error) {
+	said, err := c.read(ctx, nil, func(f resident.Frame) (bool, error) {
 		if f.Kind == resident.KindStdout || f.Kind == resident.KindStderr { // of the start of an interpreter
 			return false, nil
 		}
@@ -343,11 +410,6 @@ func (c *codeContext) start(ctx context.Context, rec *runtime.Record) error {
 		}
 		return class.Mark(class.ErrContext, fmt.Errorf("start %s: %w", k.Language, err))
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.place.Ready = true
-	c.writePlace()
-	c.arm()
 	return nil
 }
 
@@ -365,6 +427,7 @@ func (c *codeContext) end(ctx context.Context) {
 	}
 	select {
 	case <-x.over():
+	case <-c.s.execs.ctx.Done(): // the daemon stops, and its collectors with it
 	case <-ctx.Done():
 		c.s.log.Warn("the process of a context has not ended", "id", c.Sandbox, "context", c.ID, "exec", x.record.ID)
 	}
@@ -614,7 +677,7 @@ func (s *core) adoptContext(x *Execution) error {
 	return nil
 }
 
-var errUnfinished = errors.New("it is a context that was not ready, or was being restarted")
+var errUnfinished = errors.New("it is a context that was not ready, or was being restarted, or a spare one")
 
 // endReplaced ends a process that is no context's any more.
 func (s *core) endReplaced(x *Execution) {

@@ -3,9 +3,11 @@ package service_test
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
@@ -288,6 +290,71 @@ func TestHostileKernel(t *testing.T) {
 	}
 }
 
+// Of results that their clients do not read, the daemon holds the bytes of its quota, whatever the
+// number of contexts. The others are omitted, and it holds nothing afterwards.
+func TestResultsAreBounded(t *testing.T) {
+	d, sb := contextBench(t)
+	const contexts, size, room = 6, 1 << 20, 3<<20 + 1<<19
+	results := d.API().Results()
+	results.Sandbox, results.Tenant, results.All = room, 2*room, 4*room
+	var wg sync.WaitGroup
+	got, read := make(chan int), make(chan struct{})
+	for range contexts {
+		c := newContext(d, sb.ID, api.CreateContext{})
+		wg.Go(func() {
+			end := streamed(t, d, api.CodeRequest{Code: "'x' * 1048576"}, c, func(e api.CodeEvent) {
+				if e.Result == nil {
+					return
+				}
+				if text := e.Result.Text; len(text) != size && !strings.Contains(text, " bytes, for which the daemon had no memory") {
+					t.Errorf("%.200q", text)
+				}
+				got <- len(e.Result.Text)
+				<-read
+			})
+			if end.Exit == nil || end.Exit.Code != 0 {
+				t.Errorf("%+v", end)
+			}
+		})
+	}
+	whole := 0
+	for range contexts {
+		if <-got == size {
+			whole++
+		}
+	}
+	if held := results.Held(); whole == 0 || whole*size > room || held < whole*size || held > room {
+		t.Errorf("%d results of %d bytes are held as %d bytes, of %d", whole, size, held, room)
+	}
+	close(read)
+	wg.Wait()
+	if held := results.Held(); held != 0 {
+		t.Errorf("%d bytes are held", held)
+	}
+	// A buffered answer keeps results, small ones too, until it has left.
+	c := newContext(d, sb.ID, api.CreateContext{})
+	res, done, err := d.API().RunCode(t.Context(), sb.ID, api.CodeRequest{Context: c.ID, Code: "for i in range(20): display('x' * 250000)"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := 0
+	for _, v := range res.Results {
+		kept += len(v.Text)
+	}
+	if held := results.Held(); kept < room/2 || kept > held || held > room {
+		t.Errorf("%d bytes of results, %d are held, of %d", kept, held, room)
+	}
+	done()
+	if held := results.Held(); held != 0 {
+		t.Errorf("%d bytes are held", held)
+	}
+	// Of a run that fails nothing stays.
+	runIn(d, c, "display('x' * 1048576)\nimport os\nos._exit(1)")
+	if held := results.Held(); held != 0 {
+		t.Errorf("%d bytes are held", held)
+	}
+}
+
 // Output that comes faster than a client reads waits: nothing is lost, however much it is.
 func TestContextOutputFlood(t *testing.T) {
 	d, sb := contextBench(t)
@@ -355,6 +422,11 @@ func TestContextsAreHandedOn(t *testing.T) {
 	waits := newContext(first, sb.ID, api.CreateContext{Env: []string{"NAME=value"}})
 	busy := newContext(first, sb.ID, api.CreateContext{})
 	dead := newContext(first, sb.ID, api.CreateContext{})
+	preloaded := newContext(first, sb.ID, api.CreateContext{Preload: []string{"json"}})
+	untilSpare(first, sb.ID)
+	spared := newContext(first, sb.ID, api.CreateContext{Preload: []string{"json"}})
+	runIn(first, spared, "x = 5")
+	spare := untilSpare(first, sb.ID)
 	runIn(first, waits, "x = 1")
 	runIn(first, busy, "import time, os\nx = 2")
 	runIn(first, dead, "x = 3")
@@ -392,10 +464,23 @@ except KeyboardInterrupt:
 
 	second := b.Start()
 	list := daemontest.Decode[api.ContextList](t, second.Do("GET", "/v1/sandboxes/"+sb.ID+"/contexts", nil), http.StatusOK)
-	if len(list.Contexts) != 3 || list.Contexts[0].ID != waits.ID || list.Contexts[0].State != api.ContextIdle || list.Contexts[0].ExecutionCount != 1 ||
-		list.Contexts[2].State != api.ContextDead {
+	if len(list.Contexts) != 5 || list.Contexts[0].ID != waits.ID || list.Contexts[0].State != api.ContextIdle || list.Contexts[0].ExecutionCount != 1 ||
+		list.Contexts[2].State != api.ContextDead || list.Contexts[3].ID != preloaded.ID || list.Contexts[4].ID != spared.ID {
 		t.Errorf("%+v", list)
 	}
+	if got := summary(runIn(second, spared, "x")); got != `"" "" [5]*` {
+		t.Error(got)
+	}
+	// An interpreter that waits for its request ends.
+	if rep := second.Do("GET", "/v1/sandboxes/"+sb.ID+"/execs/"+spare, nil); rep.Status != http.StatusNotFound {
+		t.Errorf("%s", rep.Body)
+	}
+	until(t, "an interpreter of no context is left", func() bool {
+		list := daemontest.Decode[api.ProcessList](t, second.Do("GET", "/v1/sandboxes/"+sb.ID+"/processes", nil), http.StatusOK)
+		return !slices.ContainsFunc(list.Processes, func(p api.Process) bool {
+			return p.Exec == "" && strings.Contains(fmt.Sprint(p.Argv), "no kernel on stdin")
+		})
+	})
 	if got := summary(runIn(second, waits, "print(os.environ['NAME']) if 'os' in globals() else print(__import__('os').environ['NAME'])\nx")); got != `"value\n" "" [1]*` {
 		t.Error(got)
 	}
@@ -424,9 +509,14 @@ func TestContextsAreApart(t *testing.T) {
 	for i, c := range all {
 		for range runs {
 			work.Go(func() {
-				res, err := d.API().RunCode(t.Context(), sb.ID, api.CodeRequest{Context: c.ID, Code: "n += 1\nprint(me, end='')"})
-				if err != nil || res.Logs.Stdout != fmt.Sprint(i) || res.Failure != nil {
-					t.Errorf("context %d: %+v, %v", i, res, err)
+				res, done, err := d.API().RunCode(t.Context(), sb.ID, api.CodeRequest{Context: c.ID, Code: "n += 1\nprint(me, end='')"})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer done()
+				if res.Logs.Stdout != fmt.Sprint(i) || res.Failure != nil {
+					t.Errorf("context %d: %+v", i, res)
 				}
 			})
 		}
@@ -559,5 +649,110 @@ func TestJavaScriptContext(t *testing.T) {
 	}
 	if res := runIn(d, c, "'x'.repeat(3000000)"); len(res.Results) != 1 || len(res.Results[0].Text) != 3000000 {
 		t.Error(len(res.Results), len(res.Results[0].Text))
+	}
+}
+
+// until polls a condition.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.After(servicetest.Patience)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal(what)
+		}
+	}
+}
+
+// untilSpare waits until an interpreter is ready for the next context of a sandbox, and returns its
+// exec.
+func untilSpare(r *daemontest.Running, sandbox string) (id string) {
+	r.T.Helper()
+	until(r.T, "no interpreter is ready", func() bool {
+		id = r.API().SpareExec(sandbox)
+		return id != ""
+	})
+	return id
+}
+
+// A spare becomes the context of an equal request, once: each context has a process and random
+// numbers of its own. Any other request gets a process that is started for it.
+func TestSpareContexts(t *testing.T) {
+	d, sb := contextBench(t)
+	const code = "import os, random, decimal, json\n(os.getpid(), random.random(), hash('x'), os.environ.get('A'), os.getcwd())"
+	req := api.CreateContext{Preload: []string{"decimal", "json.tool"}, Env: []string{"A=1"}, Cwd: "/tmp"}
+	first := newContext(d, sb.ID, req)
+	seen := map[string]bool{summary(runIn(d, first, code)): true}
+	for range 2 {
+		id := untilSpare(d, sb.ID)
+		timed := req
+		timed.IdleTimeout = 3600
+		c := newContext(d, sb.ID, timed)
+		if c.Exec != id || c.ID == first.ID || c.ExecutionCount != 0 || c.State != api.ContextIdle || c.CreatedAt.Before(first.CreatedAt) {
+			t.Errorf("the spare exec %s, and the context %+v", id, c)
+		}
+		res := runIn(d, c, "import sys\nprint('decimal' in sys.modules, 'decimal' in globals(), 'json.tool' in sys.modules)")
+		if summary(res) != `"True False True\n" ""` || res.ExecutionCount != 1 {
+			t.Error(summary(res))
+		}
+		got := summary(runIn(d, c, code))
+		if seen[got] || !strings.HasSuffix(got, `'1', '/tmp')]*`) {
+			t.Error(got)
+		}
+		seen[got] = true
+	}
+	// Others start a process of their own, and the last kind has the spare.
+	id := untilSpare(d, sb.ID)
+	other := req
+	other.Env = []string{"A=2"}
+	c := newContext(d, sb.ID, other)
+	if c.Exec == id || !strings.HasSuffix(summary(runIn(d, c, code)), `'2', '/tmp')]*`) {
+		t.Errorf("%+v", c)
+	}
+	until(t, "the spare of another request goes on", func() bool {
+		return d.Do("GET", "/v1/sandboxes/"+sb.ID+"/execs/"+id, nil).Status == http.StatusNotFound
+	})
+	if next := untilSpare(d, sb.ID); newContext(d, sb.ID, other).Exec != next {
+		t.Error("the other spare was not used")
+	}
+	// One that has died becomes no context.
+	id = untilSpare(d, sb.ID)
+	d.Do("POST", "/v1/sandboxes/"+sb.ID+"/execs/"+id+"/signal", api.ExecSignal{Signal: "KILL"})
+	d.Until(api.Exec{ID: id, Sandbox: sb.ID}, daemontest.Exited)
+	if c := newContext(d, sb.ID, other); c.Exec == id || summary(runIn(d, c, "1")) != `"" "" [1]*` {
+		t.Errorf("%+v", c)
+	}
+	untilSpare(d, sb.ID)
+	// A spare is no context.
+	list := daemontest.Decode[api.ContextList](t, d.Do("GET", "/v1/sandboxes/"+sb.ID+"/contexts", nil), http.StatusOK)
+	if len(list.Contexts) != 6 {
+		t.Errorf("%d contexts", len(list.Contexts))
+	}
+	// A module that is not there, and one that ends the interpreter, are errors, and leave nothing.
+	for _, name := range []string{"no_such_module", "antigravity.none"} {
+		p := daemontest.Problem(t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/contexts", api.CreateContext{Preload: []string{name}}), api.CodeConflict)
+		if !strings.Contains(p.Detail, "preload "+name+": ModuleNotFoundError: No module named") {
+			t.Error(p.Detail)
+		}
+	}
+	for _, bad := range []api.CreateContext{
+		{Preload: []string{"os;1"}},
+		{Preload: []string{""}},
+		{Preload: []string{"../x"}},
+		{Preload: []string{"a."}},
+		{Preload: slices.Repeat([]string{"os"}, 33)},
+		{Preload: []string{"os"}, Language: "bash"},
+	} {
+		daemontest.Problem(t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/contexts", bad), api.CodeInvalid)
+	}
+	// It ends with its sandbox.
+	if rep := d.Do("DELETE", "/v1/sandboxes/"+sb.ID, nil); rep.Status != http.StatusNoContent {
+		t.Errorf("%s", rep.Body)
+	}
+	if id := d.API().SpareExec(sb.ID); id != "" {
+		t.Errorf("the spare exec %s is left", id)
 	}
 }

@@ -12,13 +12,64 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/interpreter/resident"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // maxResults bounds the bytes of the results of a buffered answer.
 const maxResults = 32 << 20
+
+// resultsQuota bounds the bytes of results that the daemon holds, as the kernels send them: while a
+// message comes in pieces, and until its client has it. Decoding and encoding take up to five times
+// that.
+func resultsQuota() *share.Quota {
+	return &share.Quota{What: "bytes of results", Sandbox: 32 << 20, Tenant: 64 << 20, All: 128 << 20}
+}
+
+// A resultHold is the part of the quota of results that a run has taken. A run never waits for its
+// part: others may hold theirs for as long as their clients do not read.
+type resultHold struct {
+	quota   *share.Quota
+	of      share.Owner
+	message int // bytes of the message that is read or sent
+	kept    int // bytes of results for an answer that has not left
+}
+
+// take takes memory for a piece of a message. If there is none, the pieces before it are dropped.
+func (h *resultHold) take(n int) bool {
+	if h.quota.Take(h.of, n) != nil {
+		h.next()
+		return false
+	}
+	h.message += n
+	return true
+}
+
+// keep makes the message, of n bytes when it is decoded, one that stays for the answer.
+func (h *resultHold) keep(n int) bool {
+	if more := n - h.message; more > 0 && !h.take(more) {
+		return false
+	}
+	h.kept += h.message
+	h.message = 0
+	return true
+}
+
+// next gives back the memory of a message that has been sent.
+func (h *resultHold) next() {
+	h.quota.Give(h.of, h.message)
+	h.message = 0
+}
+
+// free gives back all.
+func (h *resultHold) free() {
+	h.next()
+	h.quota.Give(h.of, h.kept)
+	h.kept = 0
+}
 
 // Names of failures of a context itself.
 const (
@@ -32,8 +83,8 @@ var (
 )
 
 // read passes the frames of the process to handle until that is done. It returns errDied at the
-// process's end, and the end of its stderr.
-func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (done bool, err error)) (said string, err error) {
+// process's end, and the end of its stderr. Pace is called after each read of output, nil is not.
+func (c *codeContext) read(ctx context.Context, pace func(), handle func(resident.Frame) (done bool, err error)) (said string, err error) {
 	c.mu.Lock()
 	x, run := c.x, c.place.Run
 	if !c.place.Ready {
@@ -83,6 +134,9 @@ func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (don
 		}
 		c.split.Write(ch.stream, ch.at, ch.data)
 		c.from += int64(len(ch.data))
+		if len(ch.data) > 0 && pace != nil {
+			pace()
+		}
 		if len(ch.data) > 0 || ch.more == nil {
 			continue
 		}
@@ -190,20 +244,24 @@ func (c *codeContext) finish(run *contextRun) {
 	c.arm()
 }
 
-// drain reads to the end of a run whose client has left, and gives the turn back. The caller has
+// drain reads to the end of a run whose client has left, and gives the turn back. It does not stop
+// reading: a run that waits for ever for room never ends. A flood is read slowly. The caller has
 // the turn.
 func (c *codeContext) drain(run *contextRun) {
 	defer c.release()
 	ctx := c.s.execs.ctx
 	r := resident.Reader{Run: c.number(), Skip: true}
-	said, err := c.read(ctx, func(f resident.Frame) (bool, error) {
+	x := c.process()
+	var pace host.Pace
+	slowly := func() { pace.Wait(x.over(), 1) }
+	said, err := c.read(ctx, slowly, func(f resident.Frame) (bool, error) {
 		m, err := r.Read(f)
 		return m != nil && m.Done != nil, err
 	})
-	if ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil {
 		return // the next daemon goes on
 	}
-	if err != nil {
+	if err != nil { // else the end was read, which the next daemon would wait for
 		c.recover(ctx, run, err, said)
 	}
 	c.finish(run)
@@ -289,8 +347,8 @@ func validateContextRun(req *api.CodeRequest) error {
 // runInContext runs code in a context and emits events as they happen. Runs of a context take
 // turns.
 // If ctx ends or emit fails, the run is interrupted, and the context restarted if that does not end
-// it.
-func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest, emit func(api.CodeEvent) error) error {
+// it. The caller frees hold.
+func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest, hold *resultHold, emit func(api.CodeEvent) error) error {
 	if err := validateContextRun(req); err != nil {
 		return err
 	}
@@ -314,7 +372,8 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 	defer lease.End()
 	ctx, cancel := withGone(ctx, lease)
 	defer cancel()
-	handed, err = c.answer(ctx, req, emit)
+	hold.of = share.Owner{Tenant: lease.Record.Tenant, ID: c.Sandbox}
+	handed, err = c.answer(ctx, req, hold, emit)
 	if err != nil && errors.Is(context.Cause(ctx), errEnded) {
 		return s.ended(lease)
 	}
@@ -323,7 +382,7 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 
 // answer is runInContext for a caller that has the turn. With handed another goroutine gives the
 // turn back.
-func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit func(api.CodeEvent) error) (handed bool, err error) {
+func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, hold *resultHold, emit func(api.CodeEvent) error) (handed bool, err error) {
 	if x := c.process(); x.ended() {
 		c.mu.Lock()
 		told := c.place.Told
@@ -359,7 +418,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit fun
 	x := c.x
 	c.mu.Unlock()
 
-	out := &runEvents{emit: emit, count: count, reader: resident.Reader{Run: request.Run}}
+	out := &runEvents{emit: emit, count: count, hold: hold, reader: resident.Reader{Run: request.Run, Take: hold.take}}
 	out.timedOut = func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -376,7 +435,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit fun
 			err = nil // the process has ended, as reading shows
 		}
 		if err == nil {
-			said, err = c.read(ctx, out.take)
+			said, err = c.read(ctx, nil, out.take)
 		}
 	}
 	var failure *api.CodeFailure
@@ -427,6 +486,7 @@ func (c *codeContext) tellDeath(why string, emit func(api.CodeEvent) error) erro
 type runEvents struct {
 	emit   func(api.CodeEvent) error
 	reader resident.Reader
+	hold   *resultHold // of the reader's memory; nil without reader
 	count  int
 	held   [2][]byte // beginnings of characters, of stdout and stderr
 	failed bool
@@ -454,8 +514,10 @@ func (o *runEvents) take(f resident.Frame) (done bool, err error) {
 	case m.Stderr != nil:
 		return false, o.output(1, m.Stderr)
 	case m.Result != nil:
+		defer o.hold.next()
 		return false, o.send(api.CodeEvent{Type: api.CodeValued, Result: m.Result})
 	case m.Failure != nil:
+		defer o.hold.next()
 		o.failed = true
 		if m.Failure.Name == "KeyboardInterrupt" && m.Failure.Value == "" && o.timedOut() {
 			m.Failure.Value = "the run's timeout has ended"

@@ -44,6 +44,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/service/events"
 	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/internal/service/pool"
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/internal/volume"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -202,6 +203,7 @@ type core struct {
 	disk       disk
 	execs      *execs
 	contexts   contexts
+	results    *share.Quota // of bytes of results of contexts
 	toolchains toolchains
 	restarts   restarts
 	finals     finals
@@ -231,6 +233,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	}
 	s := &core{
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
+		results: resultsQuota(),
 	}
 	s.retention.Store(&opts.RetentionLimits)
 	s.caches.dir = filepath.Join(opts.DataDir, "build-caches")

@@ -347,10 +347,7 @@ func (x *Execution) keepIn(stdout, stderr *head) func(stream string, p []byte) e
 		if stream == "stderr" {
 			to = stderr
 		}
-		to.write(p)
-		if to.truncated {
-			to.pace.Wait(x.guest.Over(), 1)
-		}
+		to.writePaced(p, x.guest.Over())
 		return nil
 	}
 }
@@ -495,6 +492,13 @@ func (h *head) write(p []byte) {
 		h.truncated = true
 	}
 	h.buf = append(h.buf, p...)
+}
+
+// writePaced writes, and waits if that exceeds the limit, so that a flood is read slowly.
+func (h *head) writePaced(p []byte, over <-chan struct{}) {
+	if h.write(p); h.truncated {
+		h.pace.Wait(over, 1)
+	}
 }
 
 // result is the text, and the exact bytes where the text is not the same.

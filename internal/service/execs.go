@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"os"
 	"slices"
@@ -1128,7 +1129,11 @@ func (s *core) adoption(ctx context.Context) error {
 	})
 	for _, d := range all {
 		if err := s.adoptExec(d); err != nil {
-			s.log.Warn("detached exec is not adopted", "id", d.Sandbox, "exec", d.Name, "error", err)
+			level := slog.LevelWarn
+			if errors.Is(err, errUnfinished) {
+				level = slog.LevelInfo
+			}
+			s.log.Log(ctx, level, "detached exec is not adopted", "id", d.Sandbox, "exec", d.Name, "error", err)
 			s.dropDescriptors(ctx, &Execution{record: ExecRecord{Exec: api.Exec{ID: d.Name, Sandbox: d.Sandbox}}})
 		}
 	}

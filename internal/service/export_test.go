@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -154,4 +155,17 @@ func (s *Service) PrepareLate(sandbox string) error {
 		return err
 	}
 	return s.core.stillThere(sandbox)
+}
+
+// Results returns the quota of bytes of results.
+func (s *API) Results() *share.Quota { return s.results }
+
+// SpareExec returns the exec of the interpreter that is ready for the next context of a sandbox.
+func (s *API) SpareExec(sandbox string) string {
+	s.contexts.mu.Lock()
+	defer s.contexts.mu.Unlock()
+	if sp := s.contexts.spares[sandbox]; sp != nil && sp.c != nil {
+		return sp.c.process().record.ID
+	}
+	return ""
 }

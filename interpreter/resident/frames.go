@@ -160,9 +160,14 @@ type Message struct {
 
 // A Reader makes messages of the frames of one run.
 type Reader struct {
-	Run    uint32
-	Skip   bool // only the end of the run is of interest
-	pieces []byte
+	Run  uint32
+	Skip bool // only the end of the run is of interest
+	// Take asks for memory of n bytes of a message in pieces, before it is taken. If it returns false,
+	// the message is omitted. Nil means that there is memory.
+	Take func(n int) bool
+
+	pieces  []byte
+	omitted int // bytes of pieces for which there was no memory, and of those before them
 }
 
 // Read takes a frame; a nil message means that more frames follow.
@@ -176,19 +181,23 @@ func (r *Reader) Read(f Frame) (*Message, error) {
 			return nil, nil
 		case len(f.Payload) == 0:
 			return nil, violated("an empty piece")
-		case len(r.pieces)+len(f.Payload) > MaxMessage:
+		case r.omitted+len(r.pieces)+len(f.Payload) > MaxMessage:
 			return nil, violated("a message of more than %d bytes", MaxMessage)
 		}
-		r.pieces = append(r.pieces, f.Payload...)
+		r.append(f.Payload)
 		return nil, nil
 	}
 	payload := f.Payload
-	if len(r.pieces) > 0 {
+	if len(r.pieces) > 0 || r.omitted > 0 {
 		if f.Kind != KindResult && f.Kind != KindError {
 			return nil, violated("pieces of a frame of type %q", rune(f.Kind))
 		}
-		r.pieces = append(r.pieces, f.Payload...) // in place: it is large
-		payload, r.pieces = r.pieces, nil
+		r.append(f.Payload) // in place: it is large
+		omitted := r.omitted
+		payload, r.pieces, r.omitted = r.pieces, nil, 0
+		if omitted > 0 {
+			return omission(f.Kind, omitted), nil
+		}
 	}
 	if r.Skip && f.Kind != KindDone {
 		return nil, nil
@@ -228,6 +237,25 @@ func (r *Reader) Read(f Frame) (*Message, error) {
 		return nil, violated("a frame of type %q in a run", rune(f.Kind))
 	}
 	return m, nil
+}
+
+// append adds a piece to the message, or drops both if there is no memory for it.
+func (r *Reader) append(piece []byte) {
+	if r.omitted > 0 || r.Take != nil && !r.Take(len(piece)) {
+		r.omitted += len(r.pieces) + len(piece)
+		r.pieces = nil
+		return
+	}
+	r.pieces = append(r.pieces, piece...)
+}
+
+// omission stands for a message for which there was no memory.
+func omission(kind Kind, size int) *Message {
+	text := fmt.Sprintf("[%d bytes, for which the daemon had no memory: results that are read or sent have all of it]", size)
+	if kind == KindError {
+		return &Message{Failure: &api.CodeFailure{Name: "Omitted", Value: text}}
+	}
+	return &Message{Result: &api.CodeValue{Text: text}}
 }
 
 // wireValue is an [api.CodeValue] whose free forms stay text: decoded, they could take twenty times

@@ -115,6 +115,60 @@ func readAll(data []byte, run uint32) (size int, err error) {
 	return size, nil
 }
 
+// A message for which there is no memory is omitted, holds none and is still bounded. The next one
+// is read again.
+func TestReaderAsksForMemory(t *testing.T) {
+	room := 0
+	r := resident.Reader{Run: 7, Take: func(n int) bool {
+		if room -= n; room < 0 {
+			return false
+		}
+		return true
+	}}
+	read := func(kind resident.Kind, payload string) (*resident.Message, error) {
+		return r.Read(resident.Frame{Kind: kind, Run: 7, Payload: []byte(payload)})
+	}
+	message := func(kind resident.Kind, pieces ...string) *resident.Message {
+		t.Helper()
+		for _, p := range pieces[:len(pieces)-1] {
+			if m, err := read(resident.KindPiece, p); m != nil || err != nil {
+				t.Fatalf("%+v, %v", m, err)
+			}
+		}
+		m, err := read(kind, pieces[len(pieces)-1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	result := []string{`{"text":`, `"abc"`, `}`}
+	for size := range 15 {
+		room = size
+		want := "[14 bytes, for which"
+		if size == 14 {
+			want = "abc"
+		}
+		if m := message(resident.KindResult, result...); m.Result == nil || !strings.HasPrefix(m.Result.Text, want) {
+			t.Errorf("with room for %d bytes: %+v", size, m)
+		}
+	}
+	room = 0
+	if m := message(resident.KindError, `{"name":"E",`, `"value":"v"}`); m.Failure == nil || m.Failure.Name != "Omitted" {
+		t.Errorf("%+v", m)
+	}
+	if m := message(resident.KindResult, `{"text":"one frame"}`); m.Result == nil || m.Result.Text != "one frame" {
+		t.Errorf("%+v", m)
+	}
+	for range resident.MaxMessage / resident.MaxFrame {
+		if _, err := read(resident.KindPiece, strings.Repeat("x", resident.MaxFrame)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := read(resident.KindPiece, strings.Repeat("x", resident.MaxFrame)); !errors.Is(err, resident.ErrProtocol) {
+		t.Error(err)
+	}
+}
+
 func FuzzReader(f *testing.F) {
 	f.Add(append(frame('o', 7, "x"), frame('d', 7, `{"ok":true}`)...))
 	f.Add(append(frame('+', 7, `{"text":`), frame('r', 7, `"x"}`)...))

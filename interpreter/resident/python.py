@@ -296,8 +296,23 @@ class Kernel:
 
     # Requests.
 
+    def preload(self, names):
+        for name in names:
+            try:
+                __import__(name)
+            except BaseException as e:
+                os.write(self.crash, ("preload %s: %s: %s\n" % (name, type(e).__name__, e)).encode("utf-8", "replace"))
+                os._exit(1)
+        if names:
+            self.part("display")
+        with self.lock:  # what they have printed is of no run
+            self.settle()
+            self.between.clear()
+            self.waiting = self.dropped = 0
+
     def serve(self):
         threading.Thread(target=self.pump, name="sandboxd output", daemon=True).start()
+        self.preload(self.extra["preload"].split())
         self.frame(b"h", json.dumps({"protocol": 1, "language": "python", "version": "%d.%d.%d" % sys.version_info[:3]}).encode())
         buf = b""
         while True:

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 //go:embed bash.sh javascript.js python.py python_charts.py python_display.py python_magic.py
@@ -16,6 +17,7 @@ type Kernel struct {
 	Program  string // interpreter that the image must have
 	Argv     []string
 	Stdin    []byte // comes before the first request; nil if nothing does
+	Preloads bool   // it can import modules before it is ready
 
 	words  bool   // requests are words
 	marker []byte // before each message between output; nil if output comes in frames
@@ -82,22 +84,23 @@ func Languages() (names []string) {
 }
 
 // For returns the kernel of a language; false if there is none. The key
-// tells messages from output; each process has one of its own.
-func For(name, key string) (Kernel, bool) {
+// tells messages from output; each process has one of its own. A kernel that can imports the
+// modules of preload before it is ready.
+func For(name, key string, preload ...string) (Kernel, bool) {
 	for _, l := range languages {
 		if l.name == name {
-			return l.kernel(key), true
+			return l.kernel(key, preload), true
 		}
 	}
 	return Kernel{}, false
 }
 
-func (l *language) kernel(key string) Kernel {
+func (l *language) kernel(key string, preload []string) Kernel {
 	main := source(l.main)
 	if l.marked {
 		return Kernel{Language: l.name, Program: l.program, Argv: append(l.argv(len(main)), string(main), l.name, key), words: l.words, marker: []byte("\x00" + key + ":")}
 	}
-	parts := make(map[string]string, len(l.parts))
+	parts := map[string]string{"preload": strings.Join(preload, " ")}
 	for name, file := range l.parts {
 		parts[name] = string(source(file))
 	}
@@ -106,7 +109,7 @@ func (l *language) kernel(key string) Kernel {
 		panic(err) // strings
 	}
 	stdin := slices.Concat(main, line, []byte("\n"))
-	return Kernel{Language: l.name, Program: l.program, Argv: l.argv(len(main)), Stdin: stdin}
+	return Kernel{Language: l.name, Program: l.program, Argv: l.argv(len(main)), Stdin: stdin, Preloads: true}
 }
 
 func source(file string) []byte {

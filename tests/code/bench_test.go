@@ -3,38 +3,46 @@ package code
 import (
 	"os/exec"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // BenchmarkPython takes turns: the host's python3 -c, a line of Python in a new sandbox that is
-// deleted, over the API and by the command line, and one in a running sandbox. It reports medians.
+// deleted, over the API and by the command line, one in a sandbox that was parked, and one in a
+// running sandbox. It reports medians.
 func BenchmarkPython(b *testing.B) {
 	const line = "print(1)"
 	d := harness.Start(b, harness.Options{})
 	c := d.Client(b)
 	s := d.Create(b, api.CreateSandbox{})
+	parked := harness.Start(b, harness.Options{Args: []string{"--pool", "host=4"}}).Client(b)
 	check := func(err error) {
 		b.Helper()
 		if err != nil {
 			b.Fatal(err)
 		}
 	}
+	fresh := func(c *client.Client) {
+		b.Helper()
+		sb, err := c.CreateSandbox(b.Context(), api.CreateSandbox{})
+		check(err)
+		_, err = c.RunCode(b.Context(), sb.ID, api.CodeRequest{Code: line})
+		check(err)
+		check(c.DeleteSandbox(b.Context(), sb.ID))
+	}
 	ways := []struct {
 		name string
 		run  func()
 	}{
 		{"host-ms", func() { check(exec.CommandContext(b.Context(), "/usr/bin/python3", "-c", line).Run()) }},
-		{"fresh-ms", func() {
-			sb, err := c.CreateSandbox(b.Context(), api.CreateSandbox{})
-			check(err)
-			_, err = c.RunCode(b.Context(), sb.ID, api.CodeRequest{Code: line})
-			check(err)
-			check(c.DeleteSandbox(b.Context(), sb.ID))
-		}},
+		{"fresh-ms", func() { fresh(c) }},
+		{"parked-ms", func() { fresh(parked) }},
 		{"cli-ms", func() {
 			if got := d.CLI(b, "code", "--code", line); got.Code != 0 {
 				b.Fatalf("%+v", got)
@@ -64,4 +72,109 @@ func BenchmarkPython(b *testing.B) {
 		b.ReportMetric(medians[i], w.name)
 	}
 	b.ReportMetric(medians[1]/medians[0], "fresh/host")
+	b.ReportMetric(medians[2]/medians[0], "parked/host")
+}
+
+// spread returns the median and the 99th percentile in milliseconds.
+func spread(took []time.Duration) (p50, p99 float64) {
+	slices.Sort(took)
+	at := func(i int) float64 { return float64(took[i].Microseconds()) / 1000 }
+	return at(len(took) / 2), at(len(took) * 99 / 100)
+}
+
+// BenchmarkContexts measures, over the API, a new context with its first result, which imports
+// numpy and pandas if the host has them, with and without preload, and runs in a context. A spare
+// gets the time to become ready, of four creations without one.
+func BenchmarkContexts(b *testing.B) {
+	d := harness.Start(b, harness.Options{})
+	c := d.Client(b)
+	s := d.Create(b, api.CreateSandbox{})
+	modules := []string{"decimal", "json", "asyncio", "unittest"}
+	if exec.CommandContext(b.Context(), "/usr/bin/python3", "-c", "import numpy, pandas").Run() == nil {
+		modules = []string{"numpy", "pandas"}
+	}
+	run := func(id, code string) {
+		b.Helper()
+		res, err := c.RunCode(b.Context(), s.ID, api.CodeRequest{Context: id, Code: code})
+		if err != nil || res.Failure != nil {
+			b.Fatalf("%+v, %v", res, err)
+		}
+	}
+	first := "import " + strings.Join(modules, ", ") + "\n1"
+	fresh := func(preload []string) time.Duration {
+		b.Helper()
+		begun := time.Now()
+		made, err := c.CreateContext(b.Context(), s.ID, api.CreateContext{Preload: preload, Env: []string{"PATH=/usr/bin:/bin"}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		run(made.ID, first)
+		took := time.Since(begun)
+		if err := c.DeleteContext(b.Context(), s.ID, made.ID); err != nil {
+			b.Fatal(err)
+		}
+		return took
+	}
+	warm, err := c.CreateContext(b.Context(), s.ID, api.CreateContext{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var cold, spare, warms []time.Duration
+	fresh(modules)
+	for b.Loop() {
+		took := fresh(nil)
+		cold = append(cold, took)
+		time.Sleep(4 * took)
+		spare = append(spare, fresh(modules))
+		for range 10 {
+			begun := time.Now()
+			run(warm.ID, "1")
+			warms = append(warms, time.Since(begun))
+		}
+	}
+	for name, took := range map[string][]time.Duration{"cold": cold, "preload": spare, "warm": warms} {
+		p50, p99 := spread(took)
+		b.ReportMetric(p50, name+"-ms")
+		b.ReportMetric(p99, name+"-p99-ms")
+	}
+}
+
+// BenchmarkBusyContexts has 64 contexts in four sandboxes run at once for some seconds. It reports
+// the runs of all in a second, and those of the slowest context as a part of the fastest's.
+func BenchmarkBusyContexts(b *testing.B) {
+	d := harness.Start(b, harness.Options{})
+	var made []*api.Context
+	for range 4 {
+		s := d.Create(b, api.CreateSandbox{})
+		for range 16 {
+			c, err := d.Client(b).CreateContext(b.Context(), s.ID, api.CreateContext{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			made = append(made, c)
+		}
+	}
+	for b.Loop() {
+		turns := make([]int, len(made))
+		begun := time.Now()
+		var work sync.WaitGroup
+		for i, m := range made {
+			c := d.Client(b)
+			work.Go(func() {
+				for ; time.Since(begun) < 5*time.Second; turns[i]++ {
+					if _, err := c.RunCode(b.Context(), m.Sandbox, api.CodeRequest{Context: m.ID, Code: "sum(range(10000))"}); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+		}
+		work.Wait()
+		all := 0
+		for _, n := range turns {
+			all += n
+		}
+		b.ReportMetric(float64(all)/time.Since(begun).Seconds(), "runs/s")
+		b.ReportMetric(float64(slices.Min(turns))/float64(slices.Max(turns)), "min/max")
+	}
 }

@@ -91,6 +91,60 @@ func TestContexts(t *testing.T) {
 
 // A context without a run for its idle time goes, and so does its sandbox: a context that waits is
 // no use of it.
+// A context that was started ahead is confined as one that was not: its process differs in nothing
+// that the kernel tells of it.
+func TestSpareContextIsConfined(t *testing.T) {
+	d := shared(t)
+	s := d.Create(t, api.CreateSandbox{})
+	req := api.CreateContext{User: "1000:1000", Cwd: "/usr", Env: []string{"NAME=value"}, Memory: 512 << 20, Preload: []string{"decimal"}}
+	const code = `import os
+kept = ('Uid', 'Gid', 'Groups', 'CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb', 'NoNewPrivs', 'Seccomp', 'Seccomp_filters', 'Threads', 'SigBlk', 'SigIgn', 'SigCgt', 'PPid')
+for line in open('/proc/self/status'):
+    if line.split(':')[0] in kept: print(line, end='')
+for name in ('limits', 'cgroup', 'oom_score_adj', 'environ'): print(open('/proc/self/' + name).read())
+fds = os.listdir('/proc/self/fd')
+print(sorted(map(int, fds)), os.getcwd(), os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid(), os.umask(0o22))`
+	plain := newContext(t, d, s, req)
+	want := inContext(t, d, plain, code)
+	if !strings.Contains(want, "Uid:\t1000") || !strings.Contains(want, "NAME=value") || !strings.Contains(want, "/usr True") {
+		t.Fatalf("a context shows %s", want)
+	}
+	c := newSpareContext(t, d, s, req)
+	if got := inContext(t, d, c, code); got != want {
+		t.Errorf("a context that was started ahead shows\n%s\nanother\n%s", got, want)
+	}
+	// Its limit holds, and its death is its own.
+	if got := inContext(t, d, c, "x = bytearray(600 << 20)"); got != "|MemoryError" {
+		t.Error(got)
+	}
+	if got := inContext(t, d, c, "os._exit(3)"); got != "|ContextDied" {
+		t.Error(got)
+	}
+	if got := inContext(t, d, plain, "1"); got != "|1" {
+		t.Error(got)
+	}
+}
+
+// newSpareContext creates contexts until one is the interpreter that was started ahead.
+func newSpareContext(t *testing.T, d *harness.Daemon, s *harness.Sandbox, req api.CreateContext) *api.Context {
+	t.Helper()
+	for {
+		list, err := d.Client(t).ListExecs(t.Context(), s.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := newContext(t, d, s, req)
+		for _, x := range list {
+			if x.ID == c.Exec {
+				return c
+			}
+		}
+		if err := d.Client(t).DeleteContext(t.Context(), s.ID, c.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestContextIdles(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{IdleTimeout: 1})

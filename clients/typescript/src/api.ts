@@ -410,6 +410,11 @@ export interface CreateContext {
   /** added to the sandbox's */
   env?: string[]
   /**
+   * Preload are modules that the interpreter imports before the context is ready; python only. The
+   * sandbox then keeps one more interpreter ready, for the next context with an equal request.
+   */
+  preload?: string[]
+  /**
    * Memory is the size in bytes of the context's address space; 0 means only the sandbox's limit.
    */
   memory?: number

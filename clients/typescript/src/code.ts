@@ -264,6 +264,7 @@ export class Code {
     const json = {
       ...environment(opts.envs), ...(opts.language !== undefined && { language: opts.language }), ...(opts.cwd !== undefined && { cwd: opts.cwd }),
       ...(opts.user !== undefined && { user: opts.user }), ...(opts.memory !== undefined && { memory: opts.memory }), ...(idle && { idle_timeout: idle }),
+      ...(opts.preload !== undefined && { preload: opts.preload }),
     }
     return context(await this.connection.json<ContextRecord>(this.request('POST', ['contexts'], opts, json)))
   }
@@ -292,6 +293,8 @@ export interface CreateContextOpts extends RequestOpts {
   cwd?: string
   user?: string
   envs?: Record<string, string>
+  /** Modules that Python imports first. The sandbox then keeps another interpreter ready, for the next context like this one. */
+  preload?: string[]
   /** Bytes of the address space of its process. */
   memory?: number
   /** Time in milliseconds without a run after which it is deleted; default: none. */

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/netns"
 )
 
@@ -28,13 +29,13 @@ const (
 )
 
 // sourceQuota bounds the sources of datagrams of all ports. Each has a descriptor and a goroutine.
-func sourceQuota() *quota {
-	return &quota{what: "sources of datagrams", sandbox: 512, tenant: 1024, all: 2048}
+func sourceQuota() *share.Quota {
+	return &share.Quota{What: "sources of datagrams", Sandbox: 512, Tenant: 1024, All: 2048}
 }
 
 // pendingQuota bounds the bytes of datagrams whose sources have no socket yet.
-func pendingQuota() *quota {
-	return &quota{what: "bytes of datagrams that wait", sandbox: 1 << 20, tenant: 8 << 20, all: 16 << 20}
+func pendingQuota() *share.Quota {
+	return &share.Quota{What: "bytes of datagrams that wait", Sandbox: 1 << 20, Tenant: 8 << 20, All: 16 << 20}
 }
 
 // clock is the time of sessions: the host's clock, or one that a test moves.
@@ -58,9 +59,9 @@ type datagrams struct {
 	dial    func(ctx context.Context) (*net.UDPConn, error)
 	time    clock
 	most    int // sources
-	owner   owner
-	quota   *quota // of sources
-	waiting *quota // of bytes of pending datagrams
+	owner   share.Owner
+	quota   *share.Quota // of sources
+	waiting *share.Quota // of bytes of pending datagrams
 	log     *slog.Logger
 
 	working sync.WaitGroup // goroutines of sources
@@ -78,11 +79,11 @@ type source struct {
 }
 
 // relayDatagrams relays the datagrams of a published port until ctx ends.
-func (n *Networks) relayDatagrams(ctx context.Context, of owner, port uint16, outside *net.UDPConn) {
+func (n *Networks) relayDatagrams(ctx context.Context, of share.Owner, port uint16, outside *net.UDPConn) {
 	d := &datagrams{
-		outside: outside, time: n.opts.time, most: maxSources, owner: of, quota: n.sources, waiting: n.pending, log: n.opts.Log.With("id", of.id, "port", port),
+		outside: outside, time: n.opts.time, most: maxSources, owner: of, quota: n.sources, waiting: n.pending, log: n.opts.Log.With("id", of.ID, "port", port),
 		dial: func(ctx context.Context) (*net.UDPConn, error) {
-			return dial[*net.UDPConn](ctx, n.opts.Engine, of.id, "udp", port, netns.Connect)
+			return dial[*net.UDPConn](ctx, n.opts.Engine, of.ID, "udp", port, netns.Connect)
 		},
 	}
 	d.run(ctx)
@@ -132,7 +133,7 @@ func (d *datagrams) of(ctx context.Context, from netip.AddrPort, data []byte) *n
 	case len(d.sources) >= d.most:
 		return nil
 	default:
-		if err := d.quota.take(d.owner, 1); err != nil {
+		if err := d.quota.Take(d.owner, 1); err != nil {
 			d.fail(err)
 			return nil
 		}
@@ -141,7 +142,7 @@ func (d *datagrams) of(ctx context.Context, from netip.AddrPort, data []byte) *n
 		d.working.Go(func() { d.open(ctx, s, from) })
 	}
 	s.last = d.time.now()
-	if s.inside == nil && len(s.pending) < maxPending && d.waiting.take(d.owner, len(data)) == nil {
+	if s.inside == nil && len(s.pending) < maxPending && d.waiting.Take(d.owner, len(data)) == nil {
 		s.pending = append(s.pending, slices.Clone(data))
 	}
 	return s.inside
@@ -182,7 +183,7 @@ func (d *datagrams) open(ctx context.Context, s *source, from netip.AddrPort) {
 // settle drops the pending datagrams of a source. It needs mu.
 func (d *datagrams) settle(s *source) {
 	for _, data := range s.pending {
-		d.waiting.give(d.owner, len(data))
+		d.waiting.Give(d.owner, len(data))
 	}
 	s.pending = nil
 }
@@ -194,7 +195,7 @@ func (d *datagrams) forget(from netip.AddrPort, s *source) {
 	}
 	delete(d.sources, from)
 	d.settle(s)
-	d.quota.give(d.owner, 1)
+	d.quota.Give(d.owner, 1)
 }
 
 // answer sends what the sandbox answers to a source, until its socket is closed or fails: a further

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -22,10 +23,10 @@ func TestForwardedConnectionsAreBounded(t *testing.T) {
 	n := open(t, nil)
 	log := &relaying{logged: make(chan string, 100)}
 	n.opts.Log = slog.New(log)
-	if q := n.forwarded; q.sandbox != 1024 || q.tenant != 2048 || q.all != 4096 {
-		t.Errorf("the bounds are %d, %d and %d", q.sandbox, q.tenant, q.all)
+	if q := n.forwarded; q.Sandbox != 1024 || q.Tenant != 2048 || q.All != 4096 {
+		t.Errorf("the bounds are %d, %d and %d", q.Sandbox, q.Tenant, q.All)
 	}
-	n.forwarded.sandbox = 2
+	n.forwarded.Sandbox = 2
 	server := listen(t)
 	var serving sync.WaitGroup
 	defer serving.Wait()
@@ -53,7 +54,7 @@ func TestForwardedConnectionsAreBounded(t *testing.T) {
 	var accepting sync.WaitGroup
 	publish := func(id string) (at string) {
 		l := listen(t) //nolint:contextcheck // it ends with the test
-		accepting.Go(func() { n.accept(ctx, owner{"", id}, 80, l, dial) })
+		accepting.Go(func() { n.accept(ctx, share.Owner{Tenant: "", ID: id}, 80, l, dial) })
 		return l.Addr().String()
 	}
 	connect := func(at string) error { // the connection stays open
@@ -85,8 +86,8 @@ func TestForwardedConnectionsAreBounded(t *testing.T) {
 	}
 	cancel()
 	accepting.Wait()
-	if n.forwarded.held != 0 {
-		t.Errorf("%d places are held by nothing", n.forwarded.held)
+	if n.forwarded.Held() != 0 {
+		t.Errorf("%d places are held by nothing", n.forwarded.Held())
 	}
 	if len(log.logged) != 1 {
 		t.Errorf("%d messages are logged, want one", len(log.logged))

@@ -29,6 +29,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/netns/gateway"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -73,11 +74,11 @@ type Networks struct {
 	starting sync.Mutex // serializes starts of the gateway
 	peers    peers
 
-	sources *quota // of datagrams of published ports
-	pending *quota // of bytes of datagrams that wait
-	dials   *quota // connections to peers and sockets that are not made yet
+	sources *share.Quota // of datagrams of published ports
+	pending *share.Quota // of bytes of datagrams that wait
+	dials   *share.Quota // connections to peers and sockets that are not made yet
 
-	forwarded *quota // connections of published ports
+	forwarded *share.Quota // connections of published ports
 	processes *processes
 
 	closing chan struct{}  // closed when Close begins

@@ -17,6 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/netns"
 	"github.com/sandboxd/sandboxd/netns/gateway"
 	"github.com/sandboxd/sandboxd/netns/policy"
@@ -302,8 +303,8 @@ func (p *peers) endDial(d *dialing) (left bool) {
 // may take the whole time of a dial: a server that accepts nothing lets them wait. A gateway of
 // ours has at most 32 of each kind of a sandbox under way; one that was replaced may have as many
 // beside.
-func dialQuota() *quota {
-	return &quota{what: "connections to others that are not made yet", sandbox: 128, tenant: 512, all: 1024}
+func dialQuota() *share.Quota {
+	return &share.Quota{What: "connections to others that are not made yet", Sandbox: 128, Tenant: 512, All: 1024}
 }
 
 // dialPeer implements [egress.Peers.Dial]. Servers on the loopback of the peer stay its own. Beyond
@@ -314,12 +315,12 @@ func (n *Networks) dialPeer(ctx context.Context, id string, to netip.AddrPort) (
 		return nil, peer, err
 	}
 	defer close(d.done)
-	from := owner{d.from.tenant, id}
-	if err := n.dials.take(from, 1); err != nil {
+	from := share.Owner{Tenant: d.from.tenant, ID: id}
+	if err := n.dials.Take(from, 1); err != nil {
 		n.peers.endDial(d)
 		return nil, gateway.Peer{}, gateway.Refused(err.Error())
 	}
-	defer n.dials.give(from, 1)
+	defer n.dials.Give(from, 1)
 	c, err := dial[*net.TCPConn](ctx, n.opts.Engine, d.to.id, "tcp", to.Port(), netns.ConnectOwn)
 	if n.peers.endDial(d) {
 		if c != nil {

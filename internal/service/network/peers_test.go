@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/netns/gateway"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -93,7 +94,7 @@ func TestConnectionsToPeersAreBounded(t *testing.T) {
 	n := open(t, nil)
 	engine := &stuck{asked: make(chan string, 10), release: make(chan struct{})}
 	n.opts.Engine = engine
-	n.dials = &quota{what: "connections", sandbox: 2, tenant: 8, all: 16}
+	n.dials = &share.Quota{What: "connections", Sandbox: 2, Tenant: 8, All: 16}
 	for _, rec := range []*runtime.Record{record("w", "", "web", "front"), record("d", "", "db", "front"), record("tw", "1002", "web", "front"), record("td", "1002", "db", "front")} {
 		n.peers.enter(rec)
 	}
@@ -121,8 +122,8 @@ func TestConnectionsToPeersAreBounded(t *testing.T) {
 	if _, peer, err := n.dialPeer(t.Context(), "w", to("d")); refused(err) || peer.Name != "db" {
 		t.Errorf("afterwards: %+v, %v", peer, err)
 	}
-	if n.dials.held != 0 {
-		t.Errorf("%d are held", n.dials.held)
+	if n.dials.Held() != 0 {
+		t.Errorf("%d are held", n.dials.Held())
 	}
 }
 
@@ -164,20 +165,20 @@ func TestDialsEndWithTheCommonNetwork(t *testing.T) {
 			t.Errorf("%s: %v", pair, err)
 		}
 	}
-	if len(n.peers.dialing)+n.dials.held > 0 {
-		t.Errorf("left: %v, %d", n.peers.dialing, n.dials.held)
+	if len(n.peers.dialing)+n.dials.Held() > 0 {
+		t.Errorf("left: %v, %d", n.peers.dialing, n.dials.Held())
 	}
 }
 
 // having returns the peer of a sandbox that has an address, its id, and the tenant of both.
-func (p *peers) having(id string, addr netip.Addr) (peer gateway.Peer, of owner, err error) {
+func (p *peers) having(id string, addr netip.Addr) (peer gateway.Peer, of share.Owner, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	_, to, peer, err := p.pair(id, addr)
 	if err != nil {
-		return peer, owner{}, err
+		return peer, share.Owner{}, err
 	}
-	return peer, owner{to.tenant, to.id}, nil
+	return peer, share.Owner{Tenant: to.tenant, ID: to.id}, nil
 }
 
 func record(id, tenant, name string, networks ...string) *runtime.Record {
@@ -337,7 +338,7 @@ func TestAddressesLeadToPeersOnly(t *testing.T) {
 			if allowed != (err == nil) {
 				t.Errorf("%s asks for %s, of %s: %+v, %v", from, addr, of.id, peer, err)
 			}
-			if err == nil && (to != (owner{m.tenant, m.id}) || peer.Addr != addr || peer.Name != m.name) {
+			if err == nil && (to != (share.Owner{Tenant: m.tenant, ID: m.id}) || peer.Addr != addr || peer.Name != m.name) {
 				t.Errorf("%s asks for %s, of %s: %+v, %s", from, addr, m.id, peer, to)
 			}
 			if !policy.PeerAddresses.Contains(addr) {

@@ -17,6 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/netns"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -29,8 +30,8 @@ const (
 )
 
 // forwardQuota bounds the connections of published ports. Each has two descriptors of the daemon.
-func forwardQuota() *quota {
-	return &quota{what: "connections of published ports", sandbox: 1024, tenant: 2048, all: 4096}
+func forwardQuota() *share.Quota {
+	return &share.Quota{What: "connections of published ports", Sandbox: 1024, Tenant: 2048, All: 4096}
 }
 
 // Published are host ports and Unix sockets that are bound for a sandbox. Nothing is accepted
@@ -210,9 +211,9 @@ func (n *Networks) forward(ctx context.Context, id string, l *life, p *Published
 		port := p.ports[i].Port
 		l.accepting.Go(func() {
 			if b.datagrams != nil {
-				n.relayDatagrams(ctx, owner{l.tenant, id}, port, b.datagrams)
+				n.relayDatagrams(ctx, share.Owner{Tenant: l.tenant, ID: id}, port, b.datagrams)
 			} else {
-				n.accept(ctx, owner{l.tenant, id}, port, b.stream, n.Dial)
+				n.accept(ctx, share.Owner{Tenant: l.tenant, ID: id}, port, b.stream, n.Dial)
 			}
 		})
 	}
@@ -230,7 +231,7 @@ func (n *Networks) forward(ctx context.Context, id string, l *life, p *Published
 // accept forwards connections until ctx ends. Beyond the quota it resets them: those of one sandbox
 // must not wait for another one.
 func (n *Networks) accept(
-	ctx context.Context, of owner, port uint16, l net.Listener, dial func(ctx context.Context, id string, port uint16) (*net.TCPConn, error),
+	ctx context.Context, of share.Owner, port uint16, l net.Listener, dial func(ctx context.Context, id string, port uint16) (*net.TCPConn, error),
 ) {
 	defer l.Close()                                          // has ended when the place may be bound again
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })() // ends Accept
@@ -250,7 +251,7 @@ func (n *Networks) accept(
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			n.opts.Log.Warn("accept a connection to a published port", "id", of.id, "port", port, "error", err)
+			n.opts.Log.Warn("accept a connection to a published port", "id", of.ID, "port", port, "error", err)
 			select { // out of descriptors, say
 			case <-time.After(time.Second):
 				continue
@@ -258,9 +259,9 @@ func (n *Networks) accept(
 				return
 			}
 		}
-		if err := n.forwarded.take(of, 1); err != nil {
+		if err := n.forwarded.Take(of, 1); err != nil {
 			if !full {
-				n.opts.Log.Warn("connections to a published port are reset", "id", of.id, "port", port, "error", err)
+				n.opts.Log.Warn("connections to a published port are reset", "id", of.ID, "port", port, "error", err)
 			}
 			full = true
 			reset(outside)
@@ -270,9 +271,9 @@ func (n *Networks) accept(
 		full = false
 		open.Go(func() {
 			defer func() { <-slots }()
-			defer n.forwarded.give(of, 1)
+			defer n.forwarded.Give(of, 1)
 			defer outside.Close()
-			inside, err := dial(ctx, of.id, port)
+			inside, err := dial(ctx, of.ID, port)
 			if err != nil {
 				reset(outside)
 				return

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -422,9 +423,9 @@ func TestPortsOfSlowSourcesEnd(t *testing.T) {
 
 // The ports of a sandbox share its bound of sources, and all their bound of datagrams that wait.
 func TestPortsShareTheirSources(t *testing.T) {
-	sources, waiting := &quota{what: "sources", sandbox: 2, tenant: 4, all: 8}, &quota{what: "bytes", sandbox: 8, tenant: 16, all: 32}
+	sources, waiting := &share.Quota{What: "sources", Sandbox: 2, Tenant: 4, All: 8}, &share.Quota{What: "bytes", Sandbox: 8, Tenant: 16, All: 32}
 	shared := func(id string) func(*datagrams) {
-		return func(d *datagrams) { d.owner, d.quota, d.waiting = owner{"t", id}, sources, waiting }
+		return func(d *datagrams) { d.owner, d.quota, d.waiting = share.Owner{Tenant: "t", ID: id}, sources, waiting }
 	}
 	release := make(chan struct{})
 	one := relayTo(t, maxSources, func(_ context.Context, dial int64) error {
@@ -456,10 +457,7 @@ func TestPortsShareTheirSources(t *testing.T) {
 	one.sweep(idleSource)
 	two.send(c, "found")
 	two.arrives("found")
-	sources.mu.Lock()
-	held := sources.held
-	sources.mu.Unlock()
-	if held != 2 {
+	if held := sources.Held(); held != 2 {
 		t.Errorf("%d sources are held, want 2", held)
 	}
 }

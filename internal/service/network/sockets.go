@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
@@ -43,11 +44,11 @@ func (n *Networks) dialSocket(ctx context.Context, id string, port uint16) (*net
 	if !ok || s.Socket == "" || l.tenant != "" || n.opts.DialSocket == nil {
 		return nil, fmt.Errorf("the policy has no socket for port %d", port)
 	}
-	of := owner{l.tenant, id}
-	if err := n.dials.take(of, 1); err != nil {
+	of := share.Owner{Tenant: l.tenant, ID: id}
+	if err := n.dials.Take(of, 1); err != nil {
 		return nil, err
 	}
-	defer n.dials.give(of, 1)
+	defer n.dials.Give(of, 1)
 	ctx, cancel := context.WithTimeout(ctx, socketTimeout)
 	defer cancel()
 	return n.opts.DialSocket(ctx, s.Socket)
