@@ -109,7 +109,7 @@ func (c *codeContext) read(ctx context.Context, pace func(), handle func(residen
 				return string(tail), err
 			}
 		}
-		c.advance(x, c.split.Place(c.from))
+		c.advance(x, c.split.Place(c.from), done)
 		if done {
 			return string(tail), nil
 		}
@@ -148,14 +148,16 @@ func (c *codeContext) read(ctx context.Context, pace func(), handle func(residen
 	}
 }
 
-// advance notes that all frames before an offset are read.
-func (c *codeContext) advance(x *Execution, at int64) {
+// advance notes that all frames before an offset are read; with done the last of the run too, for
+// which no later daemon waits.
+func (c *codeContext) advance(x *Execution, at int64, done bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if at == c.place.At || c.x != x {
 		return
 	}
 	c.place.At = at
+	c.place.Busy = c.place.Busy && !done
 	c.writePlace()
 	x.log.taken(c.hold, at) // after that: the next daemon reads from the place on
 }
