@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/interpreter"
 	"github.com/sandboxd/sandboxd/interpreter/resident"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -302,7 +303,15 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 	defer lease.End()
 	ctx, cancel := withGone(ctx, lease)
 	defer cancel()
-	handed, err = c.answer(ctx, req, emit)
+	judged := judgedRun{sandbox: c.Sandbox, lang: interpreter.Find(c.Request.Language), context: c.ID, user: c.Request.User}
+	v, err := s.judge(ctx, &judged, req)
+	switch {
+	case err != nil:
+	case req.Check:
+		err = checked(&v, emit)
+	default:
+		handed, err = c.answer(ctx, req, &v, emit)
+	}
 	if err != nil && errors.Is(context.Cause(ctx), errEnded) {
 		return s.ended(lease)
 	}
@@ -311,7 +320,7 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 
 // answer is runInContext for a caller that has the turn. With handed another goroutine gives the
 // turn back.
-func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit func(api.CodeEvent) error) (handed bool, err error) {
+func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, v *verdict, emit func(api.CodeEvent) error) (handed bool, err error) {
 	if x := c.process(); x.ended() {
 		c.mu.Lock()
 		told := c.place.Told
@@ -342,7 +351,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit fun
 		c.place.Deadline = run.began.Add(timeout).UnixNano()
 	}
 	c.writePlace()
-	request := resident.Request{Run: c.place.Run, Code: req.Code, Env: env, Interrupts: int(c.place.Interrupts)}
+	request := resident.Request{Run: c.place.Run, Code: v.code, Env: env, Interrupts: int(c.place.Interrupts)}
 	count := int(c.place.Count)
 	x := c.x
 	c.mu.Unlock()
@@ -356,7 +365,9 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, emit fun
 	var said string
 	line, err := c.kernel.Encode(&request)
 	if err == nil {
-		err = out.send(api.CodeEvent{Type: api.CodeStarted, ExecutionCount: count})
+		started := startedEvent(v)
+		started.ExecutionCount = count
+		err = out.send(started)
 	}
 	if err == nil {
 		err = x.Input(ctx, bytes.NewReader(line), false)

@@ -45,6 +45,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/internal/service/pool"
 	"github.com/sandboxd/sandboxd/internal/volume"
+	codepolicy "github.com/sandboxd/sandboxd/interpreter/policy"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -160,6 +161,9 @@ type Options struct {
 	StartGateway func(ctx context.Context, cfg egress.Config) (*egress.Gateway, error)
 	// NetworkCeiling bounds all network policies. Default: see [network.Options].
 	NetworkCeiling *policy.Policy
+	// CodePolicy judges all code runs, and CodeHook the runs that policies let pass. Default: none.
+	CodePolicy *codepolicy.Policy
+	CodeHook   *CodeHook
 	// Secrets are the secrets in the operator's file, by name. Default: none.
 	Secrets map[string]secrets.Secret
 	// Sockets are the names of the host's Unix sockets that policies may open, and DialSocket connects
@@ -203,6 +207,7 @@ type core struct {
 	execs      *execs
 	contexts   contexts
 	toolchains toolchains
+	checks     chan struct{} // semaphore of one: large checks of code
 	restarts   restarts
 	finals     finals
 	logs       *mainLogs
@@ -230,7 +235,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		return nil, errors.New("start service: Engine, Images, Profile, DataDir and RuntimeDir are needed")
 	}
 	s := &core{
-		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
+		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)), checks: make(chan struct{}, 1),
 	}
 	s.retention.Store(&opts.RetentionLimits)
 	s.caches.dir = filepath.Join(opts.DataDir, "build-caches")
