@@ -11,13 +11,17 @@ import (
 	"net/url"
 	"path/filepath"
 	"strings"
+	"time"
 
-	"github.com/sandboxd/sandboxd/internal/service"
+	"github.com/sandboxd/sandboxd/internal/codehook"
 )
 
 // hookSocket is the broker's name for the hook's Unix socket. No policy of a network can have it,
 // as their names have no space.
 const hookSocket = "code hook"
+
+// hookTimeout bounds a question to the hook.
+const hookTimeout = 10 * time.Second
 
 // maxSocketPath is the longest path of a Unix socket: sun_path without its NUL.
 const maxSocketPath = 107
@@ -63,14 +67,14 @@ func (o *Options) brokered() map[string]string {
 
 // codeHook returns the hook, nil if there is none. The broker connects to a Unix socket: the daemon
 // is confined, and executes nothing either, so that a hook is no program.
-func (o *Options) codeHook(dial func(ctx context.Context, name string) (*net.UnixConn, error)) *service.CodeHook {
+func (o *Options) codeHook(dial func(ctx context.Context, name string) (*net.UnixConn, error)) *codehook.Hook {
 	switch {
 	case o.CodeHook == "":
 		return nil
 	case !strings.HasPrefix(o.CodeHook, "unix:"):
-		return service.NewCodeHook(o.CodeHook, &http.Transport{})
+		return codehook.New(o.CodeHook, &http.Transport{}, hookTimeout)
 	}
-	return service.NewCodeHook("http://code-hook/", &http.Transport{
+	return codehook.New("http://code-hook/", &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, hookSocket) },
-	})
+	}, hookTimeout)
 }

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/codehook"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/interpreter"
 	"github.com/sandboxd/sandboxd/interpreter/policy"
@@ -180,6 +182,24 @@ func (s *API) pythonImports(ctx context.Context, run *judgedRun, text string) ([
 		return nil, refuse(nil, "the imports are not read: the sandbox has no python3")
 	}
 	return nil, nil // the run says that the language is missing
+}
+
+// askHook asks once. A failure of the hook is a refusal.
+func (s *API) askHook(ctx context.Context, run *judgedRun, v verdict) (code *string, err error) {
+	findings := append([]api.CodeFinding{}, v.findings...) // a list, also if it is empty
+	a, err := s.opts.CodeHook.Ask(ctx, codehook.Question{
+		Tenant: s.caller.Tenant, Sandbox: run.sandbox, Context: run.context, Language: run.lang.Name, Code: v.code, Findings: findings,
+	})
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case err != nil:
+		s.log.Warn("the hook for code has not answered", "id", run.sandbox, "error", err)
+		return nil, refuse(v.findings, "the operator's hook gave no decision: %v", err)
+	case a.Decision == codehook.Deny:
+		return nil, refuse(v.findings, "the operator's hook denies it: %s", cmp.Or(a.Reason, "it gives no reason"))
+	}
+	return a.Code, nil
 }
 
 // recordVerdict records a judgement that is not plain consent.

@@ -37,6 +37,7 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/internal/agents"
+	"github.com/sandboxd/sandboxd/internal/codehook"
 	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/secrets"
@@ -163,7 +164,7 @@ type Options struct {
 	NetworkCeiling *policy.Policy
 	// CodePolicy judges all code runs, and CodeHook the runs that policies let pass. Default: none.
 	CodePolicy *codepolicy.Policy
-	CodeHook   *CodeHook
+	CodeHook   *codehook.Hook
 	// Secrets are the secrets in the operator's file, by name. Default: none.
 	Secrets map[string]secrets.Secret
 	// Sockets are the names of the host's Unix sockets that policies may open, and DialSocket connects
