@@ -26,10 +26,10 @@ func cell(src string) (string, []Import) {
 	lines := strings.Split(src, "\n")
 	for i, line := range lines {
 		before, what, rest := magic(line)
-		switch {
-		case what == 0:
+		switch what {
+		case 0:
 			continue
-		case what == '!':
+		case '!':
 			runs(strings.TrimPrefix(rest, "!"), i+1)
 		default:
 			name, args, _ := strings.Cut(strings.TrimSpace(rest), " ")

@@ -399,11 +399,11 @@ func decodeUnicode(src string) string {
 		}
 		out.WriteString(src[:at])
 		digits := strings.TrimLeft(src[at+1:], "u")
-		v, err := uint64(0), strconv.ErrSyntax
+		v, err := int64(0), strconv.ErrSyntax
 		if len(digits) >= 4 {
-			v, err = strconv.ParseUint(digits[:4], 16, 32)
+			v, err = strconv.ParseInt(digits[:4], 16, 32)
 		}
-		if err != nil || unicode.IsControl(rune(v)) {
+		if err != nil || v < 0 || unicode.IsControl(rune(v)) {
 			out.WriteString(`\u`)
 			src = src[at+2:]
 			continue

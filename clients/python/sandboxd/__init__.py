@@ -14,8 +14,10 @@ from ._async._sandbox import AsyncSandbox, AsyncSandboxPaginator
 from ._sync._commands import CommandHandle, Commands, Pty
 from ._sync._files import Files, WatchHandle
 from ._sync._sandbox import Sandbox, SandboxPaginator
+from ._finding import Finding
 from .exceptions import (
     AuthenticationException,
+    CodeRefusedException,
     CommandExitException,
     ConflictException,
     ConnectionException,
@@ -70,6 +72,7 @@ __all__ = [
     "AsyncWatchHandle",
     "AuthenticationException",
     "Chart",
+    "CodeRefusedException",
     "CommandExitException",
     "CommandHandle",
     "CommandResult",
@@ -81,6 +84,7 @@ __all__ = [
     "Execution",
     "ExecutionError",
     "FileNotFoundException",
+    "Finding",
     "FileType",
     "Files",
     "FilesystemEvent",
