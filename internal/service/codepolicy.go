@@ -21,9 +21,11 @@ import (
 const (
 	// readerTimeout bounds the program that reads the imports of Python code in the sandbox.
 	readerTimeout = 30 * time.Second
-	// maxFreeCheck is the bound of the steps of a check that does not wait for others. Larger ones
-	// take turns, so that tenants occupy one thread of the daemon with them.
+	// maxFreeCheck and maxCheck bound the steps, of some 9 ns each, that patterns of a request may
+	// cost. Checks beyond the first take turns, so that tenants occupy one thread of the daemon with
+	// them. Checks beyond the second are refused: an expression cannot be interrupted.
 	maxFreeCheck = 1 << 26
+	maxCheck     = 1 << 29
 	// maxTold is the maximum number of findings in the text of a refusal.
 	maxTold = 5
 )
@@ -35,6 +37,7 @@ type judgedRun struct {
 	context string    // its id; empty: the code runs by itself
 	user    string    // of the run, as in requests
 	due     time.Time // end of the run's time; zero: never
+	cost    int       // steps that the patterns of the request may take; judge sets it
 }
 
 // verdict is the outcome for code that may run.
@@ -58,12 +61,16 @@ func (s *API) judge(ctx context.Context, run *judgedRun, req *api.CodeRequest) (
 			return v, class.Invalidf("policy: %w", err)
 		}
 		policies = append(policies, p)
+		run.cost = p.Cost(len(v.code))
+	}
+	if run.cost > maxCheck {
+		return v, class.Mark(class.ErrTooLarge, fmt.Errorf("policy: its patterns are too large for code of %d bytes", len(v.code)))
 	}
 	v.findings, err = s.check(ctx, run, policies, v.code, req.Libraries)
 	if err == nil && s.opts.CodeHook != nil {
 		var changed *string
 		if changed, err = s.askHook(ctx, run, v); err == nil && changed != nil && *changed != v.code {
-			v.code, v.amended = *changed, true
+			v.code, v.amended = *changed, true // as long as the client's or not: the hook is trusted
 			v.findings, err = s.check(ctx, run, policies, v.code, req.Libraries)
 		}
 	}
@@ -84,11 +91,7 @@ func (s *API) check(ctx context.Context, run *judgedRun, policies []*policy.Poli
 			return nil, err
 		}
 	}
-	cost := 0
-	for _, p := range policies {
-		cost += p.Cost(len(text))
-	}
-	if cost > maxFreeCheck {
+	if run.cost > maxFreeCheck {
 		select {
 		case s.checks <- struct{}{}:
 			defer func() { <-s.checks }()

@@ -32,7 +32,7 @@ const (
 	maxName   = 200 // bytes of a module
 	// maxProgram bounds the instructions of all patterns. The cost of a check is their number times
 	// the length of the code.
-	maxProgram = 8192
+	maxProgram = 4096
 )
 
 // Policy is a checked document. It is safe for concurrent use. The zero Policy finds nothing.
@@ -59,6 +59,7 @@ type pattern struct {
 
 	text string
 	re   *regexp.Regexp
+	size int // of its program, in instructions
 }
 
 type module struct {
@@ -222,9 +223,14 @@ func (p *parser) top(n *yaml.Node) {
 			if preset == nil {
 				return noPreset(name)
 			}
-			p.policy.patterns = append(p.policy.patterns, preset.patterns...)
+			for _, r := range preset.patterns {
+				known := func(s pattern) bool { return s.text == r.text && slices.Equal(s.languages, r.languages) }
+				if !slices.ContainsFunc(p.policy.patterns, known) { // presets share many
+					p.policy.patterns = append(p.policy.patterns, r)
+					p.policy.program += r.size
+				}
+			}
 			p.policy.modules = append(p.policy.modules, preset.modules...)
-			p.policy.program += preset.program
 			if strictest == "" || preset.refuse.Rank() < strictest.Rank() {
 				strictest = preset.refuse
 			}
@@ -273,12 +279,11 @@ func (p *parser) pattern(n *yaml.Node) {
 	fields := p.scope(&r.scope)
 	fields["pattern"] = func(n *yaml.Node) {
 		p.scalar(n, "pattern", func(s string) (err error) {
-			var size int
-			if r.re, size, err = compile(s); err != nil {
+			if r.re, r.size, err = compile(s); err != nil {
 				return err
 			}
 			r.text = s
-			p.policy.program += size
+			p.policy.program += r.size
 			return nil
 		})
 	}

@@ -232,7 +232,7 @@ func TestMistakesHavePlaces(t *testing.T) {
 		{"version: 1\npatterns:\n- pattern: '(?=a)'", "3:12: pattern: invalid or unsupported Perl syntax: \"(?=\"; the syntax is RE2's, which has no lookaround and no backreference"},
 		{"version: 1\npatterns:\n- pattern: 'a*'", `3:12: pattern: "a*" matches every text`},
 		{"version: 1\npatterns:\n- severity: low", "3:3: the rule has no pattern"},
-		{"version: 1\npatterns:\n- {pattern: 'x{900}y{900}', reason: a}\n- pattern: '(xy|z){1000}(x|yz){1000}'", "1:1: the patterns are too large together"},
+		{"version: 1\npatterns:\n- {pattern: 'x{900}y{900}', reason: a}\n- pattern: '(xy|z){900}'", "1:1: the patterns are too large together"},
 		{"version: 1\nmodules: [{module: 'a b'}]", `2:20: module: "a b" is no name`},
 		{"version: 1\nmodules: [{module: [], languages: cobol}]", "2:20: module: the list is empty"},
 		{"version: 1\nmodules: {}", "2:10: modules is no list"},
@@ -273,6 +273,9 @@ func TestPresets(t *testing.T) {
 		if _, err := Parse([]byte("version: 1\npresets: [" + name + "]")); err != nil {
 			t.Error(err)
 		}
+	}
+	if p := parse(t, "version: 1\npresets: ["+strings.Join(Presets(), ", ")+"]"); p.refuse != api.SeverityLow || p.program > 2000 {
+		t.Errorf("all presets together: refuse %s, %d instructions", p.refuse, p.program)
 	}
 	got, err := json.MarshalIndent(all, "", " ")
 	if err != nil {

@@ -109,6 +109,8 @@ func TestCodePolicy(t *testing.T) {
 	client := d.Client(t)
 	_, err := client.RunCode(t.Context(), s.ID, api.CodeRequest{Code: "1", Policy: "version: 1\nrules: []"})
 	wantProblem(t, err, api.CodeInvalid, "2:1: policy has no key")
+	_, err = client.RunCode(t.Context(), s.ID, api.CodeRequest{Code: strings.Repeat("#", 1<<20), Policy: "version: 1\npatterns: [{pattern: '.{900}x'}]"})
+	wantProblem(t, err, api.CodeTooLarge, "too large for code of 1048576 bytes")
 	_, err = client.StreamCode(t.Context(), s.ID, api.CodeRequest{Code: "import subprocess"}, func(api.CodeEvent) error { return nil })
 	wantProblem(t, err, api.CodeRefused, "line 1: module subprocess, high: starts processes")
 	var started api.CodeEvent
