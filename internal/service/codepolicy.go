@@ -143,7 +143,7 @@ func tell(findings []api.CodeFinding) string {
 // answer are the sandbox's: they add to what the daemon reads itself, and take nothing from it.
 func (s *API) pythonImports(ctx context.Context, run *judgedRun, text string) ([]policy.Import, error) {
 	isCell := run.context != ""
-	args := []string{"-I", "-S", "-c", policy.PythonReader}
+	args := []string{"-I", "-S", "-W", "ignore", "-c", policy.PythonReader}
 	if isCell {
 		args = append(args, "cell")
 	}

@@ -363,7 +363,7 @@ func TestPythonReader(t *testing.T) {
 		{strings.Repeat("(", 100_000), false, ""},
 		{strings.Repeat("-", 100_000) + "1", false, ""},
 	} {
-		argv := []string{"-I", "-S", "-c", PythonReader}
+		argv := []string{"-I", "-S", "-W", "ignore", "-c", PythonReader}
 		if c.cell {
 			argv = append(argv, "cell")
 		}
