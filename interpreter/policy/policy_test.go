@@ -75,7 +75,7 @@ func TestImports(t *testing.T) {
 		{"cpp", "auto s = R\"x(\n#include <a>", "a"}, // no end
 		{"java", "import java.net.Socket;\nimport static java.lang.Math.*;", "java.net.Socket java.lang.Math.*"},
 		{"java", "new java . net\n. Socket()", "java.net.Socket"},
-		{"java", `\u0069mport java.io.File;`, "java.io.File"},
+		{"java", `\u0069mport a.B;`, "a.B"},
 		{"java", "Class.forName(\"java.net.URL\")", "java.net.URL"},
 		{"java", "/* import a.b; */ String s = \"\"\"\nimport c.d;\n\"\"\";", ""},
 		{"ruby", "require 'socket'\nrequire(\"open3\")\nload 'x.rb'\nautoload :A, 'b'", "socket open3 x b"},
