@@ -10,8 +10,8 @@ import (
 	"github.com/sandboxd/sandboxd/interpreter/policy"
 )
 
-// codePolicyDocument returns the code policy that a user names: presets joined by commas, or a file,
-// whose name has a slash or a dot. Its mistakes are told with their places.
+// codePolicyDocument returns the code policy that a user names: presets joined by commas, or a
+// file, whose name has a slash or a dot. Its mistakes are told with their places.
 func codePolicyDocument(name string) ([]byte, error) {
 	if !strings.ContainsAny(name, "./") {
 		doc, err := policy.Named(name)

@@ -12,8 +12,8 @@ const (
 	maxNested  = 256 // substitutions within one another
 )
 
-// shell reads the names of programs in a script. It has no grammar: a word where a command may stand
-// is one.
+// shell reads the names of programs in a script. It has no grammar: a word where a command may
+// stand is one.
 type shell struct {
 	src   string
 	at    int
@@ -35,7 +35,7 @@ type shell struct {
 	comment func(from, to int)
 }
 
-// level is what a substitution interrupts.
+// level is a substitution, or a string in double quotes, with the command around it.
 type level struct {
 	until byte // ) ` or "
 	state shellState
@@ -298,7 +298,7 @@ func (s *shell) pop() {
 	s.started, s.dynamic = true, true
 }
 
-// closeTo ends a substitution, and what is still open within it.
+// closeTo ends a substitution, and all that are still open within it.
 func (s *shell) closeTo(at int) {
 	for len(s.stack) > at {
 		if s.stack[len(s.stack)-1].until != '"' {

@@ -170,7 +170,7 @@ func TestCodePolicyWithALyingPython(t *testing.T) {
 	}
 }
 
-// The operator's hook judges what the policies let pass, through the broker.
+// The operator's hook judges code that the policies let pass, through the broker.
 func TestCodeHook(t *testing.T) {
 	dir, err := os.MkdirTemp("", "hook") //nolint:usetesting // a socket's path is short
 	if err != nil {
