@@ -140,7 +140,8 @@ func tell(findings []api.CodeFinding) string {
 }
 
 // pythonImports reads the imports of Python code with the sandbox's own Python. The program and its
-// answer are the sandbox's: they add to the imports that the daemon reads itself, and take none away.
+// answer are the sandbox's: they add to the imports that the daemon reads itself, and take none
+// away.
 func (s *API) pythonImports(ctx context.Context, run *judgedRun, text string) ([]policy.Import, error) {
 	isCell := run.context != ""
 	args := []string{"-I", "-S", "-W", "ignore", "-c", policy.PythonReader}
