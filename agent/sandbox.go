@@ -209,7 +209,7 @@ func lost(err error) bool {
 	case api.CodeGone, api.CodeNotFound, api.CodeConflict, api.CodeUnavailable:
 		return true
 	case api.CodeInvalid, api.CodeTooLarge, api.CodeForbidden, api.CodeExists, api.CodeProgramMissing, api.CodeProgramDenied,
-		api.CodeUnenforceable, api.CodeRegistry, api.CodeImage, api.CodeBuild, api.CodeNoLanguage, api.CodeLibraries, api.CodeInternal:
+		api.CodeUnenforceable, api.CodeRegistry, api.CodeImage, api.CodeBuild, api.CodeNoLanguage, api.CodeLibraries, api.CodeRefused, api.CodeInternal:
 	}
 	return false
 }

@@ -1,6 +1,9 @@
 package api
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // CodeRequest is the body of POST /v1/sandboxes/{id}/code: source text that the daemon runs with
 // the language's interpreter or compiler of the sandbox's image. The Accept header selects the
@@ -32,6 +35,11 @@ type CodeRequest struct {
 	// OutputLimit is the maximum number of bytes kept of each stream in a buffered answer, as in
 	// [ExecRequest].
 	OutputLimit int64 `json:"output_limit,omitempty"`
+	// Policy is a code policy of version 1, in YAML or JSON, at most 64 KiB. The code must pass it as
+	// well as the daemon's own, or is refused with [CodeRefused].
+	Policy string `json:"policy,omitempty"`
+	// Check judges the code by the policies and does not run it.
+	Check bool `json:"check,omitempty"`
 }
 
 // CodeEventType says which fields of a [CodeEvent] are set.
@@ -60,7 +68,10 @@ type CodeEvent struct {
 	Failure        *CodeFailure `json:"failure,omitempty"`
 	Exit           *Exit        `json:"exit,omitempty"`  // in "end"; of a context, code 1 after a failure
 	Usage          *Usage       `json:"usage,omitempty"` // in "end"
-	Problem        *Problem     `json:"problem,omitempty"`
+	// Findings and Amended are those of [CodeResult]; in "started".
+	Findings []CodeFinding `json:"findings,omitempty"`
+	Amended  bool          `json:"amended,omitempty"`
+	Problem  *Problem      `json:"problem,omitempty"`
 }
 
 // CodeValue is one value that code displayed, in the forms that its type has. Binary forms are
@@ -106,6 +117,11 @@ type CodeResult struct {
 	Exit           Exit         `json:"exit"`
 	Usage          Usage        `json:"usage"`
 	Truncated      bool         `json:"truncated,omitempty"` // output beyond OutputLimit was dropped
+	// Findings are those of the code policies that did not refuse the code, by line.
+	Findings []CodeFinding `json:"findings,omitempty"`
+	// Amended means that the operator's hook changed the code before it ran. Lines are then those of
+	// the changed code.
+	Amended bool `json:"amended,omitempty"`
 }
 
 // Language is one of GET /v1/languages.
@@ -167,4 +183,40 @@ type Context struct {
 // ContextList is the answer to GET /v1/sandboxes/{id}/contexts, oldest first.
 type ContextList struct {
 	Contexts []Context `json:"contexts"`
+}
+
+// CodeSeverity grades a finding of a code policy.
+type CodeSeverity string
+
+// Severities, in their order.
+const (
+	SeverityLow      CodeSeverity = "low"
+	SeverityMedium   CodeSeverity = "medium"
+	SeverityHigh     CodeSeverity = "high"
+	SeverityCritical CodeSeverity = "critical"
+)
+
+// Rank orders severities from 1 on; 0 is none of them.
+func (s CodeSeverity) Rank() int {
+	return 1 + slices.Index([]CodeSeverity{SeverityLow, SeverityMedium, SeverityHigh, SeverityCritical}, s)
+}
+
+// FindingKind is the kind of rule that a finding is of.
+type FindingKind string
+
+// Kinds of findings.
+const (
+	FindingPattern FindingKind = "pattern"
+	FindingModule  FindingKind = "module"
+)
+
+// CodeFinding is a place in code that a rule of a code policy is about.
+type CodeFinding struct {
+	Kind     FindingKind  `json:"kind"`
+	Name     string       `json:"name"`           // the pattern, or the restricted module
+	Found    string       `json:"found"`          // beginning of the text in the code, or the module that it names
+	Line     int          `json:"line,omitempty"` // from 1 on; absent of a library
+	Severity CodeSeverity `json:"severity"`
+	Reason   string       `json:"reason,omitempty"` // of the rule
+	Refused  bool         `json:"refused,omitempty"`
 }

@@ -16,6 +16,7 @@ const (
 	EventSecret   EventType = "secret"
 	EventVolume   EventType = "volume"
 	EventNetwork  EventType = "network" // a named network
+	EventCode     EventType = "code"    // a code run that policies or the operator's hook judged
 )
 
 // EventAction names a change of an object.
@@ -45,6 +46,9 @@ const (
 	ActionBuilt      EventAction = "built"         // build: Object is the image's digest
 	ActionFailed     EventAction = "failed"        // build
 	ActionSet        EventAction = "set"           // secret
+	ActionRefused    EventAction = "refused"       // code: Reason says why
+	ActionWarned     EventAction = "warned"        // code: it runs, and Reason has the first findings
+	ActionAmended    EventAction = "amended"       // code: the hook has changed it before it runs
 
 	ActionConnected    EventAction = "connected"    // network: Sandbox was put into it after its creation
 	ActionDisconnected EventAction = "disconnected" // network: Sandbox was taken out of it
@@ -58,18 +62,18 @@ type Event struct {
 	Type   EventType   `json:"type,omitempty"`
 	Action EventAction `json:"action,omitempty"`
 	// Object is the ID of a sandbox, exec or snapshot, the reference or digest of an image, the name
-	// of a secret, volume or network, or where a port is published.
+	// of a secret, volume or network, the digest of code, or where a port is published.
 	Object   string            `json:"object,omitempty"`
 	Name     string            `json:"name,omitempty"`     // of a sandbox or snapshot
-	Sandbox  string            `json:"sandbox,omitempty"`  // ID of the sandbox of an exec, port, snapshot, committed image or connection
+	Sandbox  string            `json:"sandbox,omitempty"`  // ID of the sandbox of an exec, port, snapshot, code, committed image or connection
 	Image    string            `json:"image,omitempty"`    // reference of a sandbox's image
 	Snapshot string            `json:"snapshot,omitempty"` // ID of the one that a sandbox was created from or rolled back to
 	State    SandboxState      `json:"state,omitempty"`    // of a sandbox, after the change; of the one that is connected
 	Health   HealthStatus      `json:"health,omitempty"`   // of a sandbox
 	Idle     bool              `json:"idle,omitempty"`     // of a start or stop: the sandbox runs without its main process
-	Reason   string            `json:"reason,omitempty"`   // of a stop or failure
+	Reason   string            `json:"reason,omitempty"`   // of a stop, failure or judgement
 	Code     *int              `json:"code,omitempty"`     // exit code of an exec, or of a stopped sandbox's main process; absent if unknown
-	Program  string            `json:"program,omitempty"`  // argv[0] of an exec
+	Program  string            `json:"program,omitempty"`  // argv[0] of an exec; language of code
 	Main     bool              `json:"main,omitempty"`     // the exec is a sandbox's main process
 	From     string            `json:"from,omitempty"`     // name before a renaming; source of a tag
 	Forks    []string          `json:"forks,omitempty"`    // IDs

@@ -20,6 +20,7 @@ const (
 	CodeBuild          Code = "build_failed"        // a program of a RUN instruction failed
 	CodeNoLanguage     Code = "language_not_found"  // code: the sandbox has no program that runs the language
 	CodeLibraries      Code = "install_failed"      // code: a package manager failed; the detail ends with its output
+	CodeRefused        Code = "code_refused"        // code: a policy or the operator's hook refuses it
 	CodeUnavailable    Code = "unavailable"         // the daemon is stopping, or the launcher cannot be reached
 	CodeInternal       Code = "internal"            // defect of the daemon
 )
@@ -32,7 +33,7 @@ func (c Code) Status() int {
 		return 400
 	case CodeTooLarge:
 		return 413
-	case CodeForbidden:
+	case CodeForbidden, CodeRefused:
 		return 403
 	case CodeNotFound:
 		return 404
@@ -60,6 +61,8 @@ type Problem struct {
 	Status int    `json:"status"`         // status of the response
 	Detail string `json:"detail"`         // operation and cause, with the names involved
 	Hint   string `json:"hint,omitempty"` // remedy
+	// Findings are those of the code policies, by line; only of [CodeRefused].
+	Findings []CodeFinding `json:"findings,omitempty"`
 }
 
 // Error returns the detail, followed by the hint in parentheses if there is one.

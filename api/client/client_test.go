@@ -401,7 +401,7 @@ func sameBody(t *testing.T, want string, got []byte, typ string) {
 func TestProblems(t *testing.T) {
 	codes := []api.Code{
 		api.CodeInvalid, api.CodeTooLarge, api.CodeForbidden, api.CodeNotFound, api.CodeExists, api.CodeConflict, api.CodeGone,
-		api.CodeProgramMissing, api.CodeProgramDenied, api.CodeUnenforceable, api.CodeRegistry, api.CodeImage, api.CodeNoLanguage, api.CodeLibraries, api.CodeUnavailable, api.CodeInternal,
+		api.CodeProgramMissing, api.CodeProgramDenied, api.CodeUnenforceable, api.CodeRegistry, api.CodeImage, api.CodeNoLanguage, api.CodeLibraries, api.CodeRefused, api.CodeUnavailable, api.CodeInternal,
 	}
 	calls := map[string]func(context.Context, *client.Client) error{
 		"call": func(ctx context.Context, c *client.Client) error { _, err := c.System(ctx); return err },

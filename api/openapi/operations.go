@@ -380,8 +380,10 @@ var Operations = []Operation{
 			"A language that the sandbox does not have is `language_not_found`; a library that cannot be installed is `install_failed`, with the package manager's output. " +
 			"When the timeout ends or the client leaves, everything that the run started is killed.\n\n" +
 			"Code has at most 1 MiB, and there are at most 64 libraries. Names of libraries are checked by the rules of their ecosystem, and reach the package manager as arguments. " +
-			"With `library_dir` they come from a directory of the sandbox and from nowhere else.",
-		Body: jsonBody(api.CodeRequest{Code: "print(6 * 7)", Language: "python", Timeout: 10}),
+			"With `library_dir` they come from a directory of the sandbox and from nowhere else.\n\n" +
+			"The daemon's code policy and that of the request judge the code before it runs, and the operator's hook if there is one. Code that they refuse is `code_refused`, with `findings`. " +
+			"Findings that refuse nothing are part of the result. With `check` nothing runs.",
+		Body: jsonBody(api.CodeRequest{Code: "print(6 * 7)", Language: "python", Timeout: 10, Policy: "{version: 1, presets: [production]}"}),
 		Answers: []Answer{
 			ok(api.CodeResult{Results: []api.CodeValue{}, Logs: api.CodeLogs{Stdout: "42\n"}, Usage: usage}),
 			lines(

@@ -214,7 +214,7 @@ func statusOf(err error) int {
 	}
 	switch p.Code {
 	case api.CodeInvalid, api.CodeTooLarge, api.CodeUnenforceable, api.CodeProgramMissing, api.CodeProgramDenied, api.CodeImage,
-		api.CodeNoLanguage, api.CodeLibraries:
+		api.CodeNoLanguage, api.CodeLibraries, api.CodeRefused:
 		return http.StatusBadRequest
 	case api.CodeForbidden:
 		return http.StatusForbidden

@@ -302,7 +302,7 @@ func (c *call) sendEvent(want filters, e *api.Event, action string) error {
 		if e.Sandbox != "" {
 			attributes["container"] = containerID(e.Sandbox)
 		}
-	case api.EventSandbox, api.EventPort, api.EventBuild, api.EventSnapshot, api.EventSecret:
+	case api.EventSandbox, api.EventPort, api.EventBuild, api.EventSnapshot, api.EventSecret, api.EventCode:
 		if e.Action == api.ActionHealth {
 			action += ": " + string(e.Health)
 		}

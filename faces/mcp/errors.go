@@ -31,7 +31,7 @@ func (s *Server) explain(err error) error {
 			text = "the daemon could not do it: " + p.Title
 		case api.CodeInvalid, api.CodeTooLarge, api.CodeForbidden, api.CodeNotFound, api.CodeExists, api.CodeConflict, api.CodeGone,
 			api.CodeProgramMissing, api.CodeProgramDenied, api.CodeUnenforceable, api.CodeRegistry, api.CodeImage, api.CodeBuild,
-			api.CodeNoLanguage, api.CodeLibraries:
+			api.CodeNoLanguage, api.CodeLibraries, api.CodeRefused:
 			// The hint is about commands for people.
 			text = strings.Replace(text, p.Error(), p.Detail, 1)
 		}

@@ -236,7 +236,7 @@ func (f *Face) fail(w http.ResponseWriter, err error) {
 			f.log.Warn("the daemon has refused a request", "error", err)
 			status, detail = p.Code.Status(), "the daemon could not do it: "+p.Title
 		case api.CodeInvalid, api.CodeForbidden, api.CodeExists, api.CodeProgramMissing, api.CodeProgramDenied, api.CodeUnenforceable,
-			api.CodeRegistry, api.CodeImage, api.CodeBuild, api.CodeNoLanguage, api.CodeLibraries:
+			api.CodeRegistry, api.CodeImage, api.CodeBuild, api.CodeNoLanguage, api.CodeLibraries, api.CodeRefused:
 		}
 	} else if _, ok := errors.AsType[*client.NotRunning](err); ok {
 		status, detail = http.StatusServiceUnavailable, "no daemon is running"

@@ -108,7 +108,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	}
 	// Start the broker before confinement and before anything hostile is read, so that it keeps our
 	// privileges.
-	helper, err := broker.Start(ctx, broker.Config{Launcher: options, Name: name, Agents: hosted, Services: o.Services, Docker: o.docker(), MCP: o.MCP, ConfigFiles: o.ConfigFiles})
+	helper, err := broker.Start(ctx, broker.Config{Launcher: options, Name: name, Agents: hosted, Services: o.brokered(), Docker: o.docker(), MCP: o.MCP, ConfigFiles: o.ConfigFiles})
 	if err != nil {
 		return errors.Join(err, subtree.Abandon())
 	}
@@ -236,6 +236,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 				cfg.Start, cfg.Log = helper.StartGateway, log
 				return egress.Start(ctx, cfg)
 			},
+			CodePolicy: o.CodePolicy, CodeHook: o.codeHook(helper.DialService),
 			NetworkCeiling: o.NetworkCeiling, Secrets: known, Sockets: slices.Sorted(maps.Keys(o.Services)), DialSocket: helper.DialService,
 			Agents: agents.New(agents.Options{
 				Dir: hosted.Runs, Max: o.AgentRuns, Start: helper.StartAgent, Signal: helper.SignalAgent, Log: log,

@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/daemon"
 	"github.com/sandboxd/sandboxd/internal/hostdir"
 	"github.com/sandboxd/sandboxd/internal/secrets"
+	codepolicy "github.com/sandboxd/sandboxd/interpreter/policy"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 )
@@ -75,6 +76,11 @@ type Options struct {
 	// NetworkCeiling bounds all network policies. Nil means no bound; tenants may then allow everything
 	// public.
 	NetworkCeiling *policy.Policy
+	// CodePolicy judges all code runs; nil means none.
+	CodePolicy *codepolicy.Policy
+	// CodeHook is the address of a service that judges code runs: unix:PATH, or a URL of the loopback;
+	// empty means none.
+	CodeHook string
 	// Services are the host's Unix sockets that policies may open, the paths by name.
 	Services map[string]string
 	// Secrets is a file of secrets that the gateway puts into requests; empty means none.

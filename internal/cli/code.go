@@ -38,6 +38,8 @@ type codeOptions struct {
 	timeout     cmdline.Seconds
 	json        bool
 	list        bool
+	policy      string
+	check       bool
 
 	file string // of the source; "-": stdin; empty: --code has it
 	args []string
@@ -60,6 +62,10 @@ runs; line numbers are its own.
 --library installs libraries first, by the language's package manager: from the
 network, for which the sandbox needs --network, or from --library-dir. A failing
 installation is an error.
+
+--code-policy judges the code before it runs: a file, or presets such as strict.
+The daemon's own policy counts as well. --check only judges, and prints the
+findings.
 
 SIGINT, SIGTERM and SIGHUP kill the program.`,
 		Example: `  sandboxd code hello.py
@@ -86,7 +92,7 @@ SIGINT, SIGTERM and SIGHUP kill the program.`,
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	cmdline.ExitStatus(cmd, cmdline.ExitProgram)
+	cmdline.ExitStatus(cmd, cmdline.ExitCode)
 	return cmd
 }
 
@@ -109,11 +115,13 @@ func (o *codeOptions) addFlags(f *pflag.FlagSet) {
 	f.Var(&o.timeout, "timeout", "stop the program and all its children after this time, installation and compilation included")
 	f.BoolVar(&o.json, "json", false, "print the result with its output, exit and usage as JSON")
 	f.BoolVar(&o.list, "list", false, "list the languages")
+	f.StringVar(&o.policy, "code-policy", "", "judge the code by a policy `file`, or by presets such as production,web_scraping, before it runs")
+	f.BoolVar(&o.check, "check", false, "print the findings of the code policies, and do not run the code")
 }
 
 // runFlags are the flags that are not about a new sandbox.
 var runFlags = []string{
-	"in", "context", "lang", "code", "library", "library-dir", "interactive", "timeout", "json", "list", "env", "env-file", "cwd", "user", "socket",
+	"in", "context", "lang", "code", "library", "library-dir", "interactive", "timeout", "json", "list", "code-policy", "check", "env", "env-file", "cwd", "user", "socket",
 }
 
 func (o *codeOptions) parse(args []string, f *pflag.FlagSet) error {
@@ -151,7 +159,7 @@ func (o *codeOptions) parse(args []string, f *pflag.FlagSet) error {
 }
 
 // contextFlags are the flags of a run in a context.
-var contextFlags = []string{"in", "context", "code", "timeout", "json", "env", "env-file", "socket"}
+var contextFlags = []string{"in", "context", "code", "timeout", "json", "code-policy", "check", "env", "env-file", "socket"}
 
 func (o *codeOptions) checkContext(f *pflag.FlagSet) (err error) {
 	f.Visit(func(flag *pflag.Flag) {
@@ -173,7 +181,14 @@ func (o *codeOptions) checkContext(f *pflag.FlagSet) (err error) {
 // codeRequest reads the source, and stdin if it is the program's.
 func (o *codeOptions) codeRequest(stdin *os.File) (api.CodeRequest, error) {
 	req := api.CodeRequest{
-		Code: o.code, Context: o.context, Language: o.lang, Args: o.args, Libraries: o.libraries, LibraryDir: o.libraryDir, Timeout: float64(o.timeout),
+		Code: o.code, Context: o.context, Language: o.lang, Args: o.args, Libraries: o.libraries, LibraryDir: o.libraryDir, Timeout: float64(o.timeout), Check: o.check,
+	}
+	if o.policy != "" {
+		doc, err := codePolicyDocument(o.policy)
+		if err != nil {
+			return req, err
+		}
+		req.Policy = string(doc)
 	}
 	if o.in != "" {
 		env, err := o.resolve(os.LookupEnv)
@@ -262,10 +277,13 @@ func runCode(ctx context.Context, opts codeOptions, req api.CreateSandbox, code 
 // showCode runs code in a sandbox and shows its output, or its result as JSON.
 func showCode(ctx context.Context, c *client.Client, id string, opts codeOptions, code api.CodeRequest, d deps) error {
 	t := terminalFlags{timeout: opts.timeout}
-	if opts.json {
+	if opts.json || opts.check {
 		res, err := c.RunCode(ctx, id, code)
 		if err != nil {
 			return err
+		}
+		if !opts.json {
+			return showFindings(d.Stdout, res.Findings)
 		}
 		if err := cmdline.PrintJSON(d.Stdout, res); err != nil {
 			return err
@@ -292,7 +310,12 @@ func showCode(ctx context.Context, c *client.Client, id string, opts codeOptions
 			}
 			_, err := fmt.Fprintln(stderr, cmp.Or(e.Failure.Traceback, e.Failure.Name+": "+e.Failure.Value))
 			return err
-		case api.CodeStarted, api.CodeEnded:
+		case api.CodeStarted:
+			if opts.policy == "" {
+				return nil // the operator's policy warns in the result
+			}
+			return showFindings(stderr, e.Findings)
+		case api.CodeEnded:
 			return nil
 		}
 		if to == nil {
@@ -309,6 +332,23 @@ func showCode(ctx context.Context, c *client.Client, id string, opts codeOptions
 		return err
 	}
 	return ending(*end.Exit, t, d.Stderr)
+}
+
+// showFindings writes findings that refuse nothing.
+func showFindings(w io.Writer, found []api.CodeFinding) error {
+	for _, f := range found {
+		text := fmt.Sprintf("%s: %s %s", f.Severity, f.Kind, f.Name)
+		if f.Line > 0 {
+			text = fmt.Sprintf("line %d: %s", f.Line, text)
+		}
+		if f.Reason != "" {
+			text += ": " + f.Reason
+		}
+		if _, err := fmt.Fprintln(w, cmdline.Printable(text)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // showValue writes the text of a displayed value.

@@ -243,7 +243,7 @@ func checkSetting(s config.Setting) error {
 				return config.Errorf(s.Place, "%s: %q is no absolute path", s.Name, to)
 			}
 		}
-		isPath := what == "directory" || what == flagSocket || what == "file" && (s.Name != "network-ceiling" || strings.ContainsAny(v, "./"))
+		isPath := what == "directory" || what == flagSocket || what == "file" && (s.Name != "network-ceiling" && s.Name != "code-policy" || strings.ContainsAny(v, "./"))
 		if isPath && s.Name == "mount-root" && (v == "$HOME" || strings.HasPrefix(v, "$HOME/")) {
 			continue
 		}

@@ -38,6 +38,7 @@ type serveOptions struct {
 	pools      []string // IMAGE=N, IMAGE=auto or IMAGE=auto:N, with an optional ,PROFILE
 	services   []string // NAME=unix:PATH
 	ceiling    string
+	codePolicy string
 	docker     bool
 	mcp        bool
 	mcpFlags   []string // of newMCP, NAME=VALUE each
@@ -129,6 +130,8 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.EndedLimit, "ended-limit", 0, "maximum `number` of ended sandboxes; oldest are removed first, after at least an hour; 0: no limit")
 	f.DurationVar(&o.SnapshotAge, "snapshot-age", 0, "maximum age of snapshots without a sandbox and without the label sandboxd.keep (default: no limit)")
 	f.StringVar(&o.ceiling, "network-ceiling", "", "most that network policies may allow: a policy `file`, presets such as pypi,npm, full, or none (default: no bound; for tenants full)")
+	f.StringVar(&o.codePolicy, "code-policy", "", "judge all code runs by a policy `file`, or by presets such as production,web_scraping; see docs/guides/code-policy.md (default: none)")
+	f.StringVar(&o.CodeHook, "code-hook", "", "ask a service about each code run, at `ADDRESS`: unix:PATH, or http://127.0.0.1:PORT/PATH (default: none)")
 	f.StringArrayVar(&o.MountRoots, "mount-root", nil, "`directory` below which sandboxes may have directories of the host (-v, --mount); for one's own daemon also $HOME or below it; repeatable (default: none)")
 	f.StringArrayVar(&o.services, "service", nil, "Unix socket of this host that network policies may open by name: `NAME=unix:PATH`, such as models=unix:/run/models.sock; repeatable")
 	f.StringVar(&o.Secrets, "secrets", "", "YAML `file` of secrets that the gateway puts into requests of sandboxes; see docs/guides/network-policy.md")
@@ -194,7 +197,7 @@ func ceiling(name string) (*policy.Policy, error) {
 
 // complete checks the options and sets their defaults. socket is the environment's, which a flag
 // overrides.
-func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (boot.Options, error) {
+func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (_ boot.Options, err error) {
 	opts := o.Options
 	if opts.Socket == "" && opts.RuntimeDir == "" {
 		opts.Socket = socket
@@ -288,6 +291,11 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 		}
 		opts.NetworkCeiling = ceiling
 	}
+	if o.codePolicy != "" {
+		if opts.CodePolicy, err = readCodePolicy(o.codePolicy); err != nil {
+			return opts, cmdline.Usagef("--code-policy: %v", err)
+		}
+	}
 	for _, text := range o.services {
 		name, path, err := parseService(text)
 		if err != nil {
@@ -339,6 +347,9 @@ func checkValues(o *boot.Options) error {
 		return cmdline.Usagef("--ended-limit %d is negative", o.EndedLimit)
 	case o.IdleExit < 0:
 		return cmdline.Usagef("--idle-exit %v is negative", o.IdleExit)
+	}
+	if err := boot.CheckCodeHook(o.CodeHook, o.MultiTenant); err != nil {
+		return cmdline.Usagef("--code-hook %q: %w", o.CodeHook, err)
 	}
 	return nil
 }

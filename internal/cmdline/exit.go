@@ -172,7 +172,8 @@ func report(ctx context.Context, stderr io.Writer, cmd *cobra.Command, err error
 	if errors.Is(err, syscall.EPIPE) {
 		return 128 + int(syscall.SIGPIPE)
 	}
-	ours := cmd.Annotations[annotationCodes] == ExitProgram
+	codes := cmd.Annotations[annotationCodes]
+	ours := codes == ExitProgram || codes == ExitCode
 	_, usage := errors.AsType[*UsageError](err)
 	if usage = usage || !cmd.HasParent(); usage { // the root command finds unknown commands
 		err = errors.New(strings.Join(strings.Fields(err.Error()), " ")) // cobra's suggestions have several lines
@@ -184,7 +185,7 @@ func report(ctx context.Context, stderr io.Writer, cmd *cobra.Command, err error
 	switch {
 	case (errors.Is(err, &api.Problem{Code: api.CodeProgramMissing}) || errors.Is(err, &api.Problem{Code: api.CodeNoLanguage})) && ours:
 		return CodeNotFound
-	case errors.Is(err, &api.Problem{Code: api.CodeProgramDenied}) && ours:
+	case (errors.Is(err, &api.Problem{Code: api.CodeProgramDenied}) || errors.Is(err, &api.Problem{Code: api.CodeRefused})) && ours:
 		return CodeNotAllowed
 	case ours:
 		return CodeOurs
@@ -261,6 +262,12 @@ const (
   125  sandboxd itself failed; stderr says how and what to do
   126  the program was found but cannot be executed
   127  there is no such program in the sandbox`
+	// ExitCode is [ExitProgram] for source code.
+	ExitCode = `  The program's own, or 128+n where signal n ended it, and:
+  124  the program was stopped at the end of its --timeout
+  125  sandboxd itself failed; stderr says how and what to do
+  126  a code policy or the operator's hook refuses the code
+  127  the sandbox does not have the language`
 )
 
 // ExitStatus sets the exit codes in the help of a command.

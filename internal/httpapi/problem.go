@@ -57,6 +57,7 @@ var mappings = []mapping{
 	{err: class.ErrBuild, code: api.CodeBuild, hint: "the output of the program, before this, says why"},
 	{err: class.ErrNoLanguage, code: api.CodeNoLanguage, hint: "GET /v1/languages names for each language a Dockerfile of images/ that has it; sandboxd build makes the image"},
 	{err: class.ErrLibraries, code: api.CodeLibraries, hint: "without a network, give library_dir: a directory of the sandbox with the packages"},
+	{err: class.ErrRefused, code: api.CodeRefused, hint: "findings has the lines; sandboxd docs code-policy explains policies and the hook"},
 	{err: class.ErrDockerfile, code: api.CodeInvalid},
 	{err: class.ErrGone, code: api.CodeGone, hint: "create a new sandbox"},
 	{err: class.ErrProgramMissing, code: api.CodeProgramMissing, hint: "argv[0] is looked up in the sandbox's PATH; no shell is involved"},
@@ -138,6 +139,7 @@ var titles = map[api.Code]string{
 	api.CodeBuild:          "Build failed",
 	api.CodeNoLanguage:     "Language not found",
 	api.CodeLibraries:      "Installation failed",
+	api.CodeRefused:        "Code refused",
 	api.CodeUnavailable:    "Unavailable",
 	api.CodeInternal:       "Internal error",
 }
@@ -158,7 +160,11 @@ func ProblemOf(err error) *api.Problem {
 	if c.status == 0 {
 		c.status = c.code.Status()
 	}
-	return &api.Problem{Code: c.code, Title: titles[c.code], Status: c.status, Detail: detail, Hint: c.hint}
+	p := &api.Problem{Code: c.code, Title: titles[c.code], Status: c.status, Detail: detail, Hint: c.hint}
+	if r, ok := errors.AsType[*class.Refusal](err); ok {
+		p.Findings = r.Findings
+	}
+	return p
 }
 
 // relayed returns a problem that a process of an agent run has reported. The process may have been
@@ -168,6 +174,7 @@ func relayed(p api.Problem) *api.Problem {
 		p.Code = api.CodeInternal
 	}
 	p.Status, p.Title, p.Detail, p.Hint = p.Code.Status(), bounded(p.Title), bounded(p.Detail), bounded(p.Hint)
+	p.Findings = nil
 	return &p
 }
 

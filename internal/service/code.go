@@ -104,7 +104,9 @@ func (s *API) RunCode(ctx context.Context, ref string, req api.CodeRequest) (_ *
 	if err != nil {
 		return nil, nil, err
 	}
-	res := &api.CodeResult{Results: []api.CodeValue{}, Failure: end.Failure, Exit: *end.Exit, Usage: *end.Usage}
+	res := &api.CodeResult{
+		Results: []api.CodeValue{}, Failure: end.Failure, Exit: *end.Exit, Usage: *end.Usage, Findings: r.verdict.findings, Amended: r.verdict.amended,
+	}
 	withLogs(res, &stdout, &stderr)
 	return res, func() {}, nil
 }
@@ -128,6 +130,7 @@ func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeReques
 		}
 		switch e.Type {
 		case api.CodeStarted:
+			res.Findings, res.Amended = e.Findings, e.Amended
 		case api.CodeStdout:
 			stdout.writePaced(output, ctx.Done())
 		case api.CodeStderr:
@@ -171,8 +174,9 @@ func (s *API) StreamCode(ctx context.Context, ref string, req api.CodeRequest, e
 	}
 	var chars characters
 	text := func(stream string, p []byte) error { return emit(codeOutput(stream, p)) }
-	r := codeRun{
-		begin: func() error { return emit(api.CodeEvent{Type: api.CodeStarted, Time: time.Now().UTC()}) },
+	var r codeRun
+	r = codeRun{
+		begin: func() error { return emit(startedEvent(&r.verdict)) },
 		sink:  func(*Execution) sink { return chars.whole(text) },
 		flush: func() error { return chars.rest(text) },
 	}
@@ -194,6 +198,10 @@ func codeOutput(stream string, p []byte) api.CodeEvent {
 	return api.CodeEvent{Type: api.CodeEventType(stream), Time: time.Now().UTC(), Text: e.Text, Data: e.Data}
 }
 
+func startedEvent(v *verdict) api.CodeEvent {
+	return api.CodeEvent{Type: api.CodeStarted, Time: time.Now().UTC(), Findings: v.findings, Amended: v.amended}
+}
+
 type sink = func(stream string, p []byte) error
 
 // codeRun is one run of source text. The caller of [API.code] sets how output leaves it.
@@ -211,6 +219,7 @@ type codeRun struct {
 	env     []string  // of every program
 	due     time.Time // zero: never
 	begun   bool
+	verdict verdict
 	usage   api.Usage
 }
 
@@ -234,6 +243,13 @@ func (s *API) code(ctx context.Context, ref string, req *api.CodeRequest, r *cod
 	rec := &lease.Record
 	r.sandbox, r.place.Cwd = rec.ID, cmp.Or(req.Cwd, rec.Cwd, "/")
 	r.env = codeEnv(r.lang, r.place, rec, req)
+	judged := judgedRun{sandbox: rec.ID, lang: r.lang, user: req.User, due: r.due}
+	if r.verdict, err = s.judge(ctx, &judged, req); err != nil {
+		return end, err
+	}
+	if req.Check {
+		return r.ended(api.Exit{}, nil), r.start()
+	}
 	id, err := owner(ctx, client, rec, req.User)
 	if err != nil {
 		return end, s.fail(ctx, lease, "/etc/passwd", err)
@@ -319,7 +335,7 @@ func (r *codeRun) archive(parent string) *bytes.Buffer {
 		_ = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: base + name, Mode: 0o600, Size: int64(len(content))})
 		_, _ = w.Write([]byte(content))
 	}
-	file(r.lang.File, r.req.Code)
+	file(r.lang.File, r.verdict.code)
 	for _, name := range slices.Sorted(maps.Keys(r.lang.Files)) {
 		file(name, r.lang.Files[name])
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/share"
+	"github.com/sandboxd/sandboxd/interpreter"
 	"github.com/sandboxd/sandboxd/interpreter/resident"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -375,7 +376,15 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 	ctx, cancel := withGone(ctx, lease)
 	defer cancel()
 	hold.of = share.Owner{Tenant: lease.Record.Tenant, ID: c.Sandbox}
-	handed, err = c.answer(ctx, req, hold, emit)
+	judged := judgedRun{sandbox: c.Sandbox, lang: interpreter.Find(c.Request.Language), context: c.ID, user: c.Request.User}
+	v, err := s.judge(ctx, &judged, req)
+	switch {
+	case err != nil:
+	case req.Check:
+		err = checked(&v, emit)
+	default:
+		handed, err = c.answer(ctx, req, &v, hold, emit)
+	}
 	if err != nil && errors.Is(context.Cause(ctx), errEnded) {
 		return s.ended(lease)
 	}
@@ -384,7 +393,7 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 
 // answer is runInContext for a caller that has the turn. With handed another goroutine gives the
 // turn back.
-func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, hold *resultHold, emit func(api.CodeEvent) error) (handed bool, err error) {
+func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, v *verdict, hold *resultHold, emit func(api.CodeEvent) error) (handed bool, err error) {
 	if x := c.process(); x.ended() {
 		c.mu.Lock()
 		told := c.place.Told
@@ -415,7 +424,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, hold *re
 		c.place.Deadline = run.began.Add(timeout).UnixNano()
 	}
 	c.writePlace()
-	request := resident.Request{Run: c.place.Run, Code: req.Code, Env: env, Interrupts: int(c.place.Interrupts)}
+	request := resident.Request{Run: c.place.Run, Code: v.code, Env: env, Interrupts: int(c.place.Interrupts)}
 	count := int(c.place.Count)
 	x := c.x
 	c.mu.Unlock()
@@ -429,7 +438,9 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, hold *re
 	var said string
 	line, err := c.kernel.Encode(&request)
 	if err == nil {
-		err = out.send(api.CodeEvent{Type: api.CodeStarted, ExecutionCount: count})
+		started := startedEvent(v)
+		started.ExecutionCount = count
+		err = out.send(started)
 	}
 	if err == nil {
 		err = x.Input(ctx, bytes.NewReader(line), false)

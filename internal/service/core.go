@@ -37,6 +37,7 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/internal/agents"
+	"github.com/sandboxd/sandboxd/internal/codehook"
 	"github.com/sandboxd/sandboxd/internal/egress"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/secrets"
@@ -46,6 +47,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/service/pool"
 	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/internal/volume"
+	codepolicy "github.com/sandboxd/sandboxd/interpreter/policy"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -161,6 +163,9 @@ type Options struct {
 	StartGateway func(ctx context.Context, cfg egress.Config) (*egress.Gateway, error)
 	// NetworkCeiling bounds all network policies. Default: see [network.Options].
 	NetworkCeiling *policy.Policy
+	// CodePolicy judges all code runs, and CodeHook the runs that policies let pass. Default: none.
+	CodePolicy *codepolicy.Policy
+	CodeHook   *codehook.Hook
 	// Secrets are the secrets in the operator's file, by name. Default: none.
 	Secrets map[string]secrets.Secret
 	// Sockets are the names of the host's Unix sockets that policies may open, and DialSocket connects
@@ -205,6 +210,7 @@ type core struct {
 	contexts   contexts
 	results    *share.Quota // of bytes of results of contexts
 	toolchains toolchains
+	checks     chan struct{} // semaphore of one: large checks of code
 	restarts   restarts
 	finals     finals
 	logs       *mainLogs
@@ -233,7 +239,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	}
 	s := &core{
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
-		results: resultsQuota(),
+		results: resultsQuota(), checks: make(chan struct{}, 1),
 	}
 	s.retention.Store(&opts.RetentionLimits)
 	s.caches.dir = filepath.Join(opts.DataDir, "build-caches")

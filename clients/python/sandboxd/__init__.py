@@ -16,8 +16,10 @@ from ._sync._agent import AgentRun
 from ._sync._commands import CommandHandle, Commands, Pty
 from ._sync._files import Files, WatchHandle
 from ._sync._sandbox import Sandbox, SandboxPaginator
+from ._finding import Finding
 from .exceptions import (
     AuthenticationException,
+    CodeRefusedException,
     CommandExitException,
     ConflictException,
     ConnectionException,
@@ -78,6 +80,7 @@ __all__ = [
     "AsyncWatchHandle",
     "AuthenticationException",
     "Chart",
+    "CodeRefusedException",
     "CommandExitException",
     "CommandHandle",
     "CommandResult",
@@ -89,6 +92,7 @@ __all__ = [
     "Execution",
     "ExecutionError",
     "FileNotFoundException",
+    "Finding",
     "FileType",
     "Files",
     "FilesystemEvent",

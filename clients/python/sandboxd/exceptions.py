@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Sequence
+
+from ._finding import Finding
 
 
 class SandboxException(Exception):
@@ -22,6 +24,13 @@ class SandboxException(Exception):
 
 class ConnectionException(SandboxException):
     """The daemon cannot be reached, or it ended the connection before its answer was complete."""
+
+
+class CodeRefusedException(SandboxException):
+    """A code policy or the operator's hook refuses the code. It did not run."""
+
+    #: Findings of the policies, as :class:`sandboxd.Finding`.
+    findings: Sequence[Finding] = ()
 
 
 class ProtocolException(SandboxException):
@@ -131,6 +140,7 @@ _BY_CODE = {
     "program_not_allowed": ProgramNotFoundException,
     "language_not_found": LanguageNotFoundException,
     "install_failed": LibraryException,
+    "code_refused": CodeRefusedException,
     "unenforceable": UnenforceableException,
     "registry_error": TemplateException,
     "image_invalid": TemplateException,
@@ -145,4 +155,7 @@ def from_problem(problem: Mapping[str, Any]) -> SandboxException:
     detail = str(problem.get("detail") or problem.get("title") or code or "unknown error")
     hint = problem.get("hint")
     kind = _BY_CODE.get(code, SandboxException)
-    return kind(detail, code=code or None, hint=str(hint) if hint else None)
+    e = kind(detail, code=code or None, hint=str(hint) if hint else None)
+    if isinstance(e, CodeRefusedException):
+        e.findings = [Finding.of(d) for d in problem.get("findings") or []]
+    return e

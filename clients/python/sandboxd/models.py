@@ -10,6 +10,8 @@ from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
+from ._finding import Finding
+
 from .exceptions import InvalidArgumentException, ProtocolException
 
 #: Labels with this prefix are the client's own notes, and no metadata of the user.
@@ -590,6 +592,10 @@ class Execution:
     exit_code: int = 0
     timed_out: bool = False
     oom: bool = False
+    #: Findings of code policies that did not refuse the code.
+    findings: List[Finding] = field(default_factory=list)
+    #: The operator's hook changed the code before it ran.
+    amended: bool = False
 
     @property
     def text(self) -> Optional[str]:

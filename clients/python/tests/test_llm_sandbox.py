@@ -14,8 +14,12 @@ from sandboxd.llm_sandbox import (
     InteractiveSandboxSession,
     PoolConfig,
     PooledSandboxSession,
+    RestrictedModule,
     SandboxSession,
     SandboxTimeoutError,
+    SecurityIssueSeverity,
+    SecurityPattern,
+    SecurityPolicy,
     create_pool_manager,
 )
 from sandboxd.llm_sandbox.exceptions import (
@@ -27,10 +31,60 @@ from sandboxd.llm_sandbox.exceptions import (
     PoolClosedError,
     PoolExhaustedError,
     SandboxError,
+    SecurityViolationError,
     ValidationError,
 )
 
 from .support import HUNG, fresh, image
+
+
+class Policies(unittest.TestCase):
+    policy = SecurityPolicy(
+        SecurityIssueSeverity.MEDIUM,
+        [SecurityPattern(r"\bos\.system\s*\(", "shell", SecurityIssueSeverity.HIGH)],
+        [
+            RestrictedModule("subprocess", "processes", SecurityIssueSeverity.HIGH),
+            RestrictedModule("math", "", SecurityIssueSeverity.LOW),
+        ],
+    )
+
+    def test_code(self):
+        with SandboxSession(image=image(), security_policy=self.policy) as session:
+            for code, safe, found in (
+                ("print(1)", True, []),
+                ("import os\nos.system('x')", False, ["shell"]),
+                ("# os.system('x')\nx = 1  # import subprocess", True, []),
+                ("import os, subprocess as s", False, ["processes"]),
+                ("import subprocess32", True, []),
+                ("__import__('subprocess')", False, ["processes"]),
+                ("import math", True, ["math"]),
+                ('x = """\n"""; import subprocess', False, ["processes"]),
+            ):
+                with self.subTest(code):
+                    got, violations = session.is_safe(code)
+                    self.assertEqual((got, [v.description for v in violations]), (safe, found))
+            with self.assertRaises(SecurityViolationError) as caught:
+                session.run("open('/tmp/ran', 'w')\nimport subprocess")
+            self.assertEqual([v.description for v in caught.exception.violations], ["processes"])
+            self.assertFalse(session.sandbox.files.exists("/tmp/ran"))
+            self.assertEqual(session.run("import math; print(1)").stdout, "1\n")
+
+    def test_code_in_a_context(self):
+        with InteractiveSandboxSession(image=image(), security_policy=self.policy) as session:
+            self.assertFalse(session.is_safe("!ls")[0])
+            with self.assertRaises(SecurityViolationError):
+                session.run("!ls")
+            self.assertEqual(session.run("print(1)").stdout, "1\n")
+
+    def test_a_pattern_that_only_python_has(self):
+        policy = SecurityPolicy(patterns=[SecurityPattern("(?=a)b")])
+        with SandboxSession(image=image(), security_policy=policy) as session:
+            with self.assertRaisesRegex(ValidationError, "lookaround"):
+                session.run("print(1)")
+
+    def test_without_a_policy_all_is_safe(self):
+        with SandboxSession(image=image()) as session:
+            self.assertEqual(session.is_safe("import subprocess"), (True, []))
 
 
 class Sessions(unittest.TestCase):

@@ -17,7 +17,8 @@ from sandboxd.llm_sandbox import (
     SecurityPattern,
     SecurityPolicy,
 )
-from sandboxd.llm_sandbox import _runtime, exceptions, security
+from sandboxd._finding import Finding
+from sandboxd.llm_sandbox import _runtime, exceptions
 from sandboxd.llm_sandbox.session import _unpack
 from sandboxd.models import Chart, FilesystemEvent, env_list, parse_size, parse_time
 
@@ -131,53 +132,36 @@ class Security(unittest.TestCase):
         ],
     )
 
-    def test_python(self):
-        for code, safe in (
-            ("print(1)", True),
-            ("import os\nos.system('x')", False),
-            ("# os.system('x')", True),
-            ("x = 1  # import subprocess", True),
-            ("import subprocess", False),
-            ("import os, subprocess as s", False),
-            ("from subprocess import run", False),
-            ("import subprocess32", True),
-            ("__import__('subprocess')", False),
-            ("importlib.import_module(\"subprocess\")", False),
-            ("import math", True),  # below the threshold
-            ("'unclosed\nimport subprocess", False),
-            ('x = """\n# """; import subprocess', True),  # advice: not the start of a line
-        ):
-            with self.subTest(code):
-                self.assertEqual(security.check(code, "python", self.policy)[0], safe)
-
-    def test_findings_name_what_is_below_the_threshold(self):
-        safe, found = security.check("import math", "python", self.policy)
-        self.assertTrue(safe)
-        self.assertEqual(len(found), 1)
-
-    def test_threshold_safe_fails_for_any_finding(self):
-        policy = SecurityPolicy(patterns=[SecurityPattern("x", "", SecurityIssueSeverity.LOW)])
-        self.assertFalse(security.check("x", "python", policy)[0])
-
-    def test_other_languages(self):
-        policy = SecurityPolicy(
-            restricted_modules=[RestrictedModule(n) for n in ("fs", "net/http", "unistd.h", "socket")]
+    def test_document(self):
+        document = json.loads(self.policy.document())
+        self.assertEqual(document["refuse"], "medium")
+        self.assertEqual(
+            document["patterns"],
+            [{"pattern": r"\bos\.system\s*\(", "severity": "high", "reason": "shell"}],
         )
-        for lang, code, safe in (
-            ("javascript", "const f = require('fs')", False),
-            ("javascript", "import f from 'node:fs'", False),
-            ("javascript", "// require('fs')", True),
-            ("javascript", 'x = "http://a"; require("fs")', False),
-            ("go", 'import "net/http"', False),
-            ("go", 'import (\n\t"fmt"\n\t"net/http"\n)', False),
-            ("cpp", "#include <unistd.h>", False),
-            ("cpp", "/* #include <unistd.h>\n*/", True),
-            ("ruby", "require 'socket'", False),
-            ("ruby", "# require 'socket'", True),
-            ("r", "library(socket)", False),
-        ):
-            with self.subTest((lang, code)):
-                self.assertEqual(security.check(code, lang, policy)[0], safe)
+        self.assertEqual(document["modules"][1], {"module": "math", "severity": "low"})
+
+    def test_document_of_odd_values(self):
+        policy = SecurityPolicy(
+            patterns=[
+                SecurityPattern("a", "x\ny" + "ä" * 200, SecurityIssueSeverity.LOW),
+                SecurityPattern("b", "", SecurityIssueSeverity.SAFE),
+            ]
+        )
+        document = json.loads(policy.document())
+        self.assertEqual(document["refuse"], "low")
+        self.assertEqual(len(document["patterns"]), 1)
+        reason = document["patterns"][0]["reason"]
+        self.assertTrue(reason.startswith("x yä") and len(reason.encode()) <= 200)
+
+    def test_violations_are_the_policy_s_own(self):
+        finding = Finding("pattern", self.policy.patterns[0].pattern, "os.system(", 1, "high", "shell", True)
+        self.assertIs(self.policy.violation(finding), self.policy.patterns[0])
+        finding = Finding("module", "math", "math", 1, "low", "", False)
+        self.assertEqual(self.policy.violation(finding).description, "math")
+        finding = Finding("pattern", r"(?U)\z(", "", 1, "critical", "the operator's", True)
+        other = self.policy.violation(finding)
+        self.assertEqual((other.description, other.severity), ("the operator's", SecurityIssueSeverity.HIGH))
 
     def test_bad_pattern(self):
         with self.assertRaises(exceptions.InvalidRegexPatternError):

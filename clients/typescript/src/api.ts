@@ -209,7 +209,7 @@ export interface CheckRegistry {
 }
 
 /** Code is the machine-readable class of an error, from a closed list. */
-export type Code = "invalid_argument" | "too_large" | "forbidden" | "not_found" | "already_exists" | "conflict" | "gone" | "program_not_found" | "program_not_allowed" | "unenforceable" | "registry_error" | "image_invalid" | "build_failed" | "language_not_found" | "install_failed" | "unavailable" | "internal"
+export type Code = "invalid_argument" | "too_large" | "forbidden" | "not_found" | "already_exists" | "conflict" | "gone" | "program_not_found" | "program_not_allowed" | "unenforceable" | "registry_error" | "image_invalid" | "build_failed" | "language_not_found" | "install_failed" | "code_refused" | "unavailable" | "internal"
 
 /**
  * CodeEvent is one line of a streaming answer. The last line has type "end", or a Problem if the
@@ -231,6 +231,9 @@ export interface CodeEvent {
   exit?: Exit
   /** in "end" */
   usage?: Usage
+  /** Findings and Amended are those of CodeResult; in "started". */
+  findings?: CodeFinding[]
+  amended?: boolean
   problem?: Problem
 }
 
@@ -244,6 +247,21 @@ export interface CodeFailure {
   /** its message */
   value: string
   traceback?: string
+}
+
+/** CodeFinding is a place in code that a rule of a code policy is about. */
+export interface CodeFinding {
+  kind: FindingKind
+  /** the pattern, or the restricted module */
+  name: string
+  /** beginning of the text in the code, or the module that it names */
+  found: string
+  /** from 1 on; absent of a library */
+  line?: number
+  severity: CodeSeverity
+  /** of the rule */
+  reason?: string
+  refused?: boolean
 }
 
 /** CodeLogs is the output of a run, without results. */
@@ -302,6 +320,13 @@ export interface CodeRequest {
    * ExecRequest.
    */
   output_limit?: number
+  /**
+   * Policy is a code policy of version 1, in YAML or JSON, at most 64 KiB. The code must pass it as
+   * well as the daemon's own, or is refused with CodeRefused.
+   */
+  policy?: string
+  /** Check judges the code by the policies and does not run it. */
+  check?: boolean
 }
 
 /**
@@ -317,7 +342,17 @@ export interface CodeResult {
   usage: Usage
   /** output beyond OutputLimit was dropped */
   truncated?: boolean
+  /** Findings are those of the code policies that did not refuse the code, by line. */
+  findings?: CodeFinding[]
+  /**
+   * Amended means that the operator's hook changed the code before it ran. Lines are then those of
+   * the changed code.
+   */
+  amended?: boolean
 }
+
+/** CodeSeverity grades a finding of a code policy. */
+export type CodeSeverity = "low" | "medium" | "high" | "critical"
 
 /**
  * CodeValue is one value that code displayed, in the forms that its type has. Binary forms are
@@ -722,12 +757,12 @@ export interface Event {
   action?: EventAction
   /**
    * Object is the ID of a sandbox, exec or snapshot, the reference or digest of an image, the name
-   * of a secret, volume or network, or where a port is published.
+   * of a secret, volume or network, the digest of code, or where a port is published.
    */
   object?: string
   /** of a sandbox or snapshot */
   name?: string
-  /** ID of the sandbox of an exec, port, snapshot, committed image or connection */
+  /** ID of the sandbox of an exec, port, snapshot, code, committed image or connection */
   sandbox?: string
   /** reference of a sandbox's image */
   image?: string
@@ -739,11 +774,11 @@ export interface Event {
   health?: HealthStatus
   /** of a start or stop: the sandbox runs without its main process */
   idle?: boolean
-  /** of a stop or failure */
+  /** of a stop, failure or judgement */
   reason?: string
   /** exit code of an exec, or of a stopped sandbox's main process; absent if unknown */
   code?: number
-  /** argv0 of an exec */
+  /** argv0 of an exec; language of code */
   program?: string
   /** the exec is a sandbox's main process */
   main?: boolean
@@ -766,10 +801,10 @@ export interface Event {
 }
 
 /** EventAction names a change of an object. */
-export type EventAction = "created" | "started" | "paused" | "resumed" | "updated" | "renamed" | "forked" | "rolled_back" | "health_status" | "stopped" | "ended" | "deleted" | "published" | "pulled" | "pushed" | "imported" | "tagged" | "committed" | "removed" | "built" | "failed" | "set" | "connected" | "disconnected"
+export type EventAction = "created" | "started" | "paused" | "resumed" | "updated" | "renamed" | "forked" | "rolled_back" | "health_status" | "stopped" | "ended" | "deleted" | "published" | "pulled" | "pushed" | "imported" | "tagged" | "committed" | "removed" | "built" | "failed" | "set" | "refused" | "warned" | "amended" | "connected" | "disconnected"
 
 /** EventType is the kind of object that an event is about. */
-export type EventType = "sandbox" | "exec" | "port" | "image" | "build" | "snapshot" | "secret" | "volume" | "network"
+export type EventType = "sandbox" | "exec" | "port" | "image" | "build" | "snapshot" | "secret" | "volume" | "network" | "code"
 
 /**
  * Exec is one exec of a sandbox. Execs with a client are listed while they run. Detached ones are
@@ -1034,6 +1069,9 @@ export interface FileList {
 
 /** FileType is the type of a file. */
 export type FileType = "file" | "directory" | "symlink" | "fifo" | "socket" | "block" | "char"
+
+/** FindingKind is the kind of rule that a finding is of. */
+export type FindingKind = "pattern" | "module"
 
 /** Flow is one entry of the record of a sandbox's network: a line of JSON each. */
 export interface Flow {
@@ -1816,6 +1854,8 @@ export interface Problem {
   detail: string
   /** remedy */
   hint?: string
+  /** Findings are those of the code policies, by line; only of CodeRefused. */
+  findings?: CodeFinding[]
 }
 
 /** Process is one process of a sandbox, its init excluded. */

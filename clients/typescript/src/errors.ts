@@ -58,6 +58,8 @@ export class BuildError extends SandboxError {}
 export class LanguageNotFoundError extends SandboxError {}
 /** InstallError reports that a package manager failed; detail ends with its output. */
 export class InstallError extends SandboxError {}
+/** CodeRefusedError reports that a code policy or the operator's hook refuses the code; problem.findings has the lines. */
+export class CodeRefusedError extends SandboxError {}
 /** UnavailableError reports that the daemon is stopping, is not running or cannot be reached. */
 export class UnavailableError extends SandboxError {}
 /** InternalError reports a defect of the daemon. */
@@ -95,6 +97,7 @@ const classes: Record<Code, new (message: string, options?: ErrorOptions & { pro
   build_failed: BuildError,
   language_not_found: LanguageNotFoundError,
   install_failed: InstallError,
+  code_refused: CodeRefusedError,
   unavailable: UnavailableError,
   internal: InternalError,
 }

@@ -9,7 +9,7 @@ export {
 } from './commands.js'
 export { NotRunningError, defaultSocket, type ConnectionOpts, type RequestOpts } from './connection.js'
 export {
-  AlreadyExistsError, BuildError, ConflictError, ConnectionError, ForbiddenError, GoneError, ImageError, InstallError, InternalError, InvalidArgumentError,
+  AlreadyExistsError, BuildError, CodeRefusedError, ConflictError, ConnectionError, ForbiddenError, GoneError, ImageError, InstallError, InternalError, InvalidArgumentError,
   LanguageNotFoundError, NotFoundError, ProgramNotAllowedError, ProgramNotFoundError, RegistryError, SandboxError, TimeoutError, TooLargeError, UnavailableError,
   UnenforceableError,
 } from './errors.js'

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/image/build"
 	"github.com/sandboxd/sandboxd/image/layer"
@@ -37,6 +38,7 @@ var (
 	ErrProgramDenied  = errors.New("program not allowed")
 	ErrNoLanguage     = errors.New("the sandbox does not have the language")
 	ErrLibraries      = errors.New("libraries cannot be installed")
+	ErrRefused        = errors.New("code is refused")
 	ErrStopping       = errors.New("the daemon is stopping")
 	ErrBuild          = errors.New("build failed")
 	ErrNoDisk         = errors.New("the disk is short")
@@ -100,6 +102,14 @@ var (
 	ErrManyVolumes    = volume.ErrTooMany
 	ErrVolumeRoom     = volume.ErrNoRoom
 )
+
+// Refusal is the reason of a class [ErrRefused]: findings of policies, or of the hook.
+type Refusal struct {
+	Findings []api.CodeFinding
+	Reason   string
+}
+
+func (r *Refusal) Error() string { return "code is refused: " + r.Reason }
 
 // marked is an error with a class whose words are not in its text.
 type marked struct{ class, err error }

@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 from .. import _requests
+from .._finding import Finding
 from ..exceptions import (
     ConnectionException,
     InvalidArgumentException,
@@ -197,7 +198,10 @@ class AsyncCode:
                 kind = event.get("type")
                 if event.get("execution_count"):
                     run.execution_count = int(event["execution_count"])
-                if kind == "stdout":
+                if kind == "started":
+                    run.findings = [Finding.of(d) for d in event.get("findings") or []]
+                    run.amended = bool(event.get("amended"))
+                elif kind == "stdout":
                     text = out.add(_requests.output(event))
                     if text:
                         run.logs.stdout.append(text)
@@ -221,7 +225,7 @@ class AsyncCode:
                     await call(on_error, run.error)
                 elif kind == "end":
                     return self._end(run, event, timeout)
-                elif kind != "started":
+                else:
                     raise ProtocolException(f"an event of the unknown type {kind!r}")
         finally:
             response.close()

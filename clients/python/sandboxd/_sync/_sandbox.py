@@ -542,6 +542,9 @@ class Sandbox:
         ``context``. Languages without contexts, and ``stateless``, run code in a process of its
         own. That also takes ``args``, ``stdin``, ``cwd`` and ``user``.
 
+        ``policy`` is the text of a code policy that judges the code beside the daemon's own; with
+        ``check=True`` nothing runs. Refused code raises CodeRefusedException.
+
         An exception of the code is ``Execution.error``. After ``timeout`` seconds the code is ended
         and TimeoutException raised; 0 means no end but the sandbox's.
         """

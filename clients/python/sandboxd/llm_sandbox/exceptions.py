@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 
 class SandboxError(Exception):
@@ -18,7 +18,14 @@ class SecurityError(SandboxError):
 
 
 class SecurityViolationError(SecurityError):
-    """The policy forbids the code or the library."""
+    """The policy forbids the code or the library.
+
+    ``violations`` are patterns, as of ``is_safe``.
+    """
+
+    def __init__(self, message: str = "", violations: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.violations = list(violations)
 
 
 class ResourceError(SandboxError):

@@ -1,18 +1,18 @@
-"""Advisory checks of code.
+"""Policies of code, which the daemon enforces before each run.
 
-They are a seat belt, not a wall: text patterns find careless code, and a program that wants to hide
-from them does. What holds a program is the sandbox.
+They are a seat belt, not a wall: they find careless code, and a program that wants to hide from
+them does. What holds a program is the sandbox.
 """
 
 from __future__ import annotations
 
-import io
+import json
 import re
-import tokenize
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Union
 
+from .._finding import Finding
 from .exceptions import InvalidRegexPatternError
 
 
@@ -27,7 +27,7 @@ class SecurityIssueSeverity(IntEnum):
 
 @dataclass
 class SecurityPattern:
-    """A regular expression that code should not match."""
+    """A regular expression that code should not match, in the syntax that RE2 and Python share."""
 
     pattern: str
     description: str = ""
@@ -66,76 +66,44 @@ class SecurityPolicy:
     def add_restricted_module(self, module: RestrictedModule) -> None:
         self.restricted_modules.append(module)
 
+    def document(self) -> str:
+        """Returns the policy as the daemon reads it: see docs/guides/code-policy.md."""
+        return json.dumps(
+            {
+                "version": 1,
+                "refuse": _name(self.severity_threshold),
+                "patterns": [
+                    {"pattern": p.pattern, **_about(p)} for p in self.patterns if p.severity > 0
+                ],
+                "modules": [
+                    {"module": m.name, **_about(m)} for m in self.restricted_modules if m.severity > 0
+                ],
+            }
+        )
 
-#: Expressions that import NAME, by language.
-_IMPORTS: Dict[str, Tuple[str, ...]] = {
-    "python": (
-        r"^[ \t]*import[ \t]+(?:[\w.]+(?:[ \t]+as[ \t]+\w+)?[ \t]*,[ \t]*)*NAME\b",
-        r"^[ \t]*from[ \t]+NAME\b",
-        r"(?:__import__|import_module)\(\s*['\"]NAME\b",
-    ),
-    "javascript": (
-        r"require\(\s*['\"`](?:node:)?NAME['\"`/]",
-        r"\bfrom\s*['\"](?:node:)?NAME['\"/]",
-        r"\bimport\s*\(?\s*['\"`](?:node:)?NAME['\"`/]",
-    ),
-    "java": (r"^\s*import\s+(?:static\s+)?NAME\b",),
-    "cpp": (r"^\s*#\s*include\s*[<\"]NAME[>\"]",),
-    "go": (r"^\s*(?:import\s+)?(?:[\w.]+\s+)?\"NAME\"", r"\bimport\s*\([^)]*\"NAME\""),
-    "ruby": (r"\brequire(?:_relative)?\s*\(?\s*['\"]NAME['\"/]", r"\bload\s*\(?\s*['\"]NAME\b"),
-    "r": (r"\b(?:library|require|requireNamespace|loadNamespace)\(\s*['\"]?NAME\b", r"\bNAME::"),
-}
-_IMPORTS["typescript"] = _IMPORTS["javascript"]
-_IMPORTS["c"] = _IMPORTS["cpp"]
-
-_COMMENTS = {
-    "ruby": r"#[^\n]*",
-    "r": r"#[^\n]*",
-    "bash": r"(?m)(?:^|(?<=\s))#[^\n]*",
-}
-_C_COMMENTS = r"//[^\n]*|/\*.*?\*/"
-
-
-def without_comments(code: str, lang: str) -> str:
-    """Returns code without its comments. Python's are found by Python's own tokenizer."""
-    if lang == "python":
-        try:
-            return _python(code)
-        except (tokenize.TokenError, SyntaxError, ValueError):
-            return code  # it does not compile: then nothing of it is a comment for sure
-    pattern = _COMMENTS.get(lang, _C_COMMENTS)
-    # A string is matched first, and kept: "http://x" holds no comment.
-    strings = r"(\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')"
-    return re.sub(f"{strings}|(?s:{pattern})" if "(?m)" not in pattern else f"{strings}|{pattern[4:]}",
-                  lambda m: m.group(1) or "", code, flags=re.MULTILINE)
+    def violation(self, finding: Finding) -> SecurityPattern:
+        """Returns the pattern of a finding; for a module one of its name."""
+        for p in self.patterns:
+            if finding.kind == "pattern" and finding.name == p.pattern:
+                return p
+        for m in self.restricted_modules:
+            if finding.kind == "module" and finding.name == m.name:
+                return SecurityPattern(re.escape(m.name), m.description or m.name, m.severity)
+        # Of the daemon's own policy, whose patterns need not be Python's.
+        severity = {"low": 1, "medium": 2}.get(finding.severity, 3)
+        return SecurityPattern(
+            re.escape(finding.name), finding.reason or finding.name, SecurityIssueSeverity(severity)
+        )
 
 
-def _python(code: str) -> str:
-    lines = code.splitlines(keepends=True)
-    comments = []
-    for token in tokenize.generate_tokens(io.StringIO(code).readline):
-        if token.type == tokenize.COMMENT:
-            comments.append((token.start, token.end))
-    for (row, start), (_, end) in reversed(comments):
-        line = lines[row - 1]
-        lines[row - 1] = line[:start] + line[end:]
-    return "".join(lines)
+def _name(severity: SecurityIssueSeverity) -> str:
+    return SecurityIssueSeverity(max(severity, SecurityIssueSeverity.LOW)).name.lower()
 
 
-def check(code: str, lang: str, policy: Optional[SecurityPolicy]) -> Tuple[bool, List[SecurityPattern]]:
-    """Reports whether a policy allows code, and all that it found."""
-    if policy is None:
-        return True, []
-    text = without_comments(code, lang)
-    found = []
-    for p in policy.patterns:
-        if re.search(p.pattern, text):
-            found.append(p)
-    for module in policy.restricted_modules:
-        for template in _IMPORTS.get(lang, ()):
-            expression = template.replace("NAME", re.escape(module.name))
-            if re.search(expression, text, re.MULTILINE):
-                found.append(SecurityPattern(expression, module.description or module.name, module.severity))
-                break
-    least = max(policy.severity_threshold, SecurityIssueSeverity.LOW)
-    return not any(p.severity >= least for p in found), found
+def _about(rule: Union[SecurityPattern, RestrictedModule]) -> Dict[str, str]:
+    about = {"severity": _name(rule.severity)}
+    reason = "".join(c if c.isprintable() else " " for c in rule.description)
+    reason = reason.encode("utf-8", "replace")[:200].decode("utf-8", "ignore")
+    if reason:
+        about["reason"] = reason
+    return about

@@ -181,8 +181,19 @@ class BaseSession:
     # Code
 
     def is_safe(self, code: str) -> Tuple[bool, List[security.SecurityPattern]]:
-        """Reports whether the policy allows code, and what it found. It is advice: see security."""
-        return security.check(code, self.lang, self.security_policy)
+        """Reports whether the policy allows code, and what it found; the daemon's own counts too.
+
+        Code that is not safe does not run either.
+        """
+        policy = self.security_policy or security.SecurityPolicy()
+        options: Dict[str, Any] = {"check": True}
+        if getattr(self, "_context", None) is not None:
+            options["context"] = getattr(self, "_context")
+        try:
+            found = self._run(code, None, None, None, None, **options).findings
+        except SecurityViolationError as e:
+            return False, e.violations
+        return True, [policy.violation(f) for f in found]
 
     def run(
         self,
@@ -214,7 +225,9 @@ class BaseSession:
             options.update(language=self.lang, stateless=True, cwd=self.workdir)
         if options.get("stdin") is None:
             options.pop("stdin", None)
-        with _Errors(self.lang, limit):
+        if self.security_policy is not None:
+            options["policy"] = self.security_policy.document()
+        with _Errors(self.lang, limit, self.security_policy):
             return self.sandbox.run_code(
                 code,
                 libraries=libraries,
@@ -529,8 +542,14 @@ def _real_directory(dest: str, parts: Sequence[str]) -> None:
 class _Errors:
     """Turns the errors of the client into those of sessions."""
 
-    def __init__(self, lang: str, timeout: Optional[float] = None) -> None:
+    def __init__(
+        self,
+        lang: str,
+        timeout: Optional[float] = None,
+        policy: Optional[security.SecurityPolicy] = None,
+    ) -> None:
         self._lang, self._timeout = lang, timeout
+        self._policy = policy or security.SecurityPolicy()
 
     def __enter__(self) -> None:
         return None
@@ -541,6 +560,9 @@ class _Errors:
         text = str(e)
         if isinstance(e, native.TimeoutException):
             raise SandboxTimeoutError(text, self._timeout, e.stdout, e.stderr) from e
+        if isinstance(e, native.CodeRefusedException):
+            violations = [self._policy.violation(f) for f in e.findings]
+            raise SecurityViolationError(text, violations) from e
         if isinstance(e, native.FileNotFoundException):
             raise FileNotFoundError(text) from e
         if isinstance(e, native.SandboxNotFoundException):

@@ -16,6 +16,9 @@ with SandboxSession(lang="python", security_policy=policy) as session:
     for code in ("print(1)", "import os\nos.system('ls')", "import subprocess"):
         safe, violations = session.is_safe(code)
         print(safe, [v.description for v in violations])
+        if safe:
+            print(session.run(code).stdout.strip())
 # prints: True []
+# prints: 1
 # prints: False ['Shell']
 # prints: False ['Processes']

@@ -1,0 +1,48 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/interpreter/policy"
+)
+
+// codePolicyDocument returns the code policy that a user names: presets joined by commas, or a
+// file, whose name has a slash or a dot. Its mistakes are told with their places.
+func codePolicyDocument(name string) ([]byte, error) {
+	if !strings.ContainsAny(name, "./") {
+		doc, err := policy.Named(name)
+		if err != nil {
+			return nil, fmt.Errorf("%w; the name of a file has a slash or a dot", err)
+		}
+		return doc, nil
+	}
+	f, err := os.Open(filepath.Clean(name))
+	if err != nil {
+		return nil, fmt.Errorf("read the code policy: %w", err)
+	}
+	defer f.Close()
+	doc, err := io.ReadAll(io.LimitReader(f, policy.MaxDocument+1))
+	if err != nil {
+		return nil, fmt.Errorf("read the code policy: %w", err)
+	}
+	_, err = policy.Parse(doc)
+	if all := policy.Mistakes(err); len(all) > 1 {
+		return nil, fmt.Errorf("%s:%w; and %d more mistakes", name, all[0], len(all)-1)
+	} else if len(all) == 1 {
+		return nil, fmt.Errorf("%s:%w", name, all[0])
+	}
+	return doc, err
+}
+
+// readCodePolicy returns the code policy that a user names.
+func readCodePolicy(name string) (*policy.Policy, error) {
+	doc, err := codePolicyDocument(name)
+	if err != nil {
+		return nil, err
+	}
+	return policy.Parse(doc)
+}
