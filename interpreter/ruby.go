@@ -5,7 +5,7 @@ import "strings"
 // Ruby holds output to a pipe back. A file that it reads before the source changes that, so that
 // output comes as it is printed.
 var ruby = &Language{
-	Name: "ruby", Aliases: []string{"rb"}, File: "main.rb", Extensions: []string{".rb"}, Image: "polyglot",
+	Name: "ruby", Aliases: []string{"rb"}, File: "main.rb", Extensions: []string{".rb"}, Image: "polyglot", Contexts: true,
 	Toolchains: []Toolchain{{Run: []string{"ruby", "-r" + dir + "/sync.rb", dir + "/main.rb"}}},
 	Files:      map[string]string{"sync.rb": "$stdout.sync = true\n"},
 	Libraries:  gem,
