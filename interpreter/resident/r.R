@@ -136,7 +136,11 @@ visible <- attach(list(display = function(...) for (v in list(...)) show(v, FALS
 ours <- quote(eval(exprs[i], globalenv()))
 location <- function(call) {
   ref <- attr(call, "srcref")
-  if (is.null(ref)) "" else sprintf("%s:%d: ", attr(ref, "srcfile")$filename, ref[1L])
+  if (is.null(ref)) "" else sprintf("%s:%d", attr(ref, "srcfile")$filename, ref[1L])
+}
+bare <- function(call) {
+  attr(call, "srcref") <- NULL
+  call
 }
 one_line <- function(call) deparse(call, nlines = 1L)[1L]
 # Describes an error with the frames of the user's code, outermost first.
@@ -146,9 +150,14 @@ stack <- function(e, calls, name) {
   # The kernel's own are before these, and deal with the error behind them.
   calls <- calls[seq_along(calls) > state$depth + 3L]
   end <- Position(function(c) identical(c[[1L]], quote(.handleSimpleError)), calls, right = TRUE, nomatch = length(calls))
-  shown <- vapply(calls[seq_len(max(0L, end - 1L))], function(c) paste0("  ", location(c), one_line(c)), "")
+  frames <- calls[seq_len(max(0L, end - 1L))]
+  shown <- vapply(frames, function(c) paste(c("", location(c)[nzchar(location(c))], one_line(c)), collapse = "  "), "")
   # What has failed may have no frame, but the handler knows where that was.
-  if (end > 0L && !is.null(call) && nzchar(location(calls[[end]]))) shown <- c(shown, paste0("  ", location(calls[[end]]), one_line(call)))
+  at <- if (end > 0L) location(calls[[end]]) else ""
+  if (nzchar(at)) {
+    known <- is.null(call) || length(frames) > 0L && identical(call, bare(frames[[length(frames)]]))
+    shown <- c(shown, paste(c("", at, if (!known) one_line(call)), collapse = "  "))
+  }
   if (length(shown) == 0L && state$line > 0L) shown <- sprintf("  %s:%d", name, state$line)
   paste0(c(paste0(if (is.null(call)) "Error: " else paste0("Error in ", one_line(call), ": "), conditionMessage(e)), shown), collapse = "\n")
 }
@@ -239,6 +248,7 @@ decoded <- function(word) {
   word
 }
 
+if (!l10n_info()$"UTF-8") Sys.setlocale("LC_CTYPE", "C.UTF-8") # as other languages have it
 options(device = device, warn = 1, menu.graphics = FALSE)
 say("h", object(list(protocol = 1, language = string("r"), version = string(paste0(R.version$major, ".", R.version$minor)))))
 suspendInterrupts(repeat {

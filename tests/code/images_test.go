@@ -17,7 +17,8 @@ import (
 )
 
 // TestImages builds the Dockerfiles of images/ from Debian's packages, which lie in the base image:
-// builds need no network. Then each language says hello in the images that are to have it.
+// builds need no network. Then each language says hello in the images that are to have it, and the
+// one with all of them runs the table and shows results.
 func TestImages(t *testing.T) {
 	testenv.Soak(t, "it downloads and installs gigabytes of packages")
 	testenv.RequireUserNS(t)
@@ -51,6 +52,11 @@ func TestImages(t *testing.T) {
 				if err != nil || res.Logs.Stdout != "hello\n" {
 					t.Errorf("%s: %+v, %v", l.name, res, err)
 				}
+			}
+			if name == "polyglot" {
+				w := &workshop{d.Client(t), s}
+				t.Run("results", w.results)
+				t.Run("table", w.table)
 			}
 		})
 	}

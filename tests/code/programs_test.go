@@ -144,7 +144,7 @@ var languages = []language{
 		cwd:    "#include <stdio.h>\n#include <unistd.h>\nint main(void) { char b[4096]; puts(getcwd(b, sizeof b)); }\n",
 	},
 	{
-		name: "go", file: "main.go", plain: `/usr/local/go/bin/go build -o main main.go && exec ./main "$@"`,
+		name: "go", file: "main.go", plain: `PATH=$PATH:/usr/local/go/bin && go build -o main main.go && exec ./main "$@"`,
 		hello:   goMain(`fmt`, `fmt.Println("hello")`),
 		stdin:   "package main\nimport (\"bytes\"; \"io\"; \"os\")\nfunc main() { b, _ := io.ReadAll(os.Stdin); os.Stdout.Write(bytes.ToUpper(b)) }\n",
 		exit:    goMain(`os`, `os.Exit(3)`),
