@@ -257,3 +257,20 @@ func (l *tongue) ends(t *testing.T, d *daemontest.Running, c api.Context) {
 		t.Errorf("%+v", now)
 	}
 }
+
+// An image whose node cannot remove types says what it lacks.
+func TestTypeScriptWithoutMeans(t *testing.T) {
+	testenv.RequirePeer(t, "node")
+	d, sb := contextBench(t)
+	const bare = "mkdir /tmp/bare && ln -s $(command -v node) $(command -v sh) /tmp/bare && node -p 'typeof require(\"module\").stripTypeScriptTypes'"
+	made := daemontest.Decode[api.ExecResult](t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/exec", api.ExecRequest{Argv: []string{"sh", "-c", bare}}), http.StatusOK)
+	rep := d.Do("POST", "/v1/sandboxes/"+sb.ID+"/contexts", api.CreateContext{Language: "typescript", Env: []string{"PATH=/tmp/bare"}})
+	switch {
+	case made.Stdout == "function\n":
+		if rep.Status != http.StatusCreated {
+			t.Errorf("%d %s", rep.Status, rep.Body)
+		}
+	case rep.Status == http.StatusCreated, !strings.Contains(string(rep.Body), "typescript needs node 22.13, 23.2 or later, or esbuild"):
+		t.Errorf("%d %s, %+v", rep.Status, rep.Body, made)
+	}
+}

@@ -75,7 +75,7 @@
     const emit = process.emitWarning;
     process.emitWarning = () => {}; // that it is experimental
     try {
-      return strip(code);
+      return strip(code, {sourceUrl: name});
     } catch (e) {
       if (e.code !== 'ERR_UNSUPPORTED_TYPESCRIPT_SYNTAX') throw e;
       return mapped(strip(code, {mode: 'transform', sourceMap: true, sourceUrl: name}), name); // enumerations and the like

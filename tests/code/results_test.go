@@ -2,8 +2,9 @@ package code
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
-	"image"
+	picture "image"
 	_ "image/jpeg" // of results
 	_ "image/png"
 	"slices"
@@ -82,7 +83,7 @@ func forms(t *testing.T, v api.CodeValue) string {
 			continue
 		}
 		out = append(out, form.name)
-		if _, kind, err := image.Decode(bytes.NewReader(form.data)); err != nil || kind != form.name {
+		if _, kind, err := picture.Decode(bytes.NewReader(form.data)); err != nil || kind != form.name {
 			t.Errorf("%s: %s, %v", form.name, kind, err)
 		}
 	}
@@ -90,7 +91,11 @@ func forms(t *testing.T, v api.CodeValue) string {
 		out = append(out, fmt.Sprintf("chart:%v", chart["type"]))
 	}
 	if v.Data != nil {
-		out = append(out, "data:"+jsonOf(t, v.Data))
+		data, err := json.Marshal(v.Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, "data:"+string(data))
 	}
 	if len(out) == 0 {
 		out = append(out, "text:"+v.Text)
