@@ -1,7 +1,9 @@
 package service_test
 
 import (
+	"bytes"
 	"fmt"
+	"image/png"
 	"net/http"
 	"slices"
 	"strings"
@@ -272,5 +274,45 @@ func TestTypeScriptWithoutMeans(t *testing.T) {
 		}
 	case rep.Status == http.StatusCreated, !strings.Contains(string(rep.Body), "typescript needs node 22.13, 23.2 or later, or esbuild"):
 		t.Errorf("%d %s, %+v", rep.Status, rep.Body, made)
+	}
+}
+
+// Each page that R's code draws is a result.
+func TestRPlots(t *testing.T) {
+	testenv.RequirePeer(t, "Rscript")
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{Language: "r"})
+	for _, plot := range []struct{ code, want string }{
+		{"plot(1:10)", "700x500"},
+		{"plot(1:10); plot(1:5); lines(1:3); 9", "[1] 9* 700x500 700x500"},
+		{"par(mfrow = c(1, 2)); hist(c(1, 2, 2)); barplot(1:3)", "700x500"},
+		{"invisible(par(mfrow = c(1, 2)))", ""},
+		{"options(repr.plot.width = 4, repr.plot.height = 3, repr.plot.res = 50); plot.new(); dev.off()", "200x150 null device \n          1 *"},
+		{"print.pic <- function(x, ...) plot.new()\nstructure(1, class = 'pic')", "200x150*"},
+		{"png('/tmp/own.png'); plot(1); invisible(dev.off()); file.exists('/tmp/own.png')", "[1] TRUE*"},
+		{"plot.new(); stop('late')", "200x150 Error"},
+	} {
+		res := runIn(d, c, plot.code)
+		var got []string
+		for _, v := range res.Results {
+			one := v.Text
+			if v.PNG != nil {
+				size, err := png.DecodeConfig(bytes.NewReader(v.PNG))
+				if err != nil {
+					t.Fatalf("%s: %v", plot.code, err)
+				}
+				one = fmt.Sprintf("%dx%d", size.Width, size.Height)
+			}
+			if v.Main {
+				one += "*"
+			}
+			got = append(got, one)
+		}
+		if res.Failure != nil {
+			got = append(got, res.Failure.Name)
+		}
+		if got := strings.Join(got, " "); got != plot.want {
+			t.Errorf("%s\n got %s\nwant %s", plot.code, got, plot.want)
+		}
 	}
 }

@@ -76,7 +76,7 @@ exec(compile(b, "<sandboxd>", "exec"), {"__name__": "sandboxd"})`, size, size)}
 		argv: func(size int) []string {
 			return []string{"sh", "-c", `exec Rscript -e "$1" 3<&0 </dev/null`, "sh", fmt.Sprintf(
 				`local({requests<-pipe("trap '' INT;exec cat <&3","rb");key<-readLines(requests,1L);`+
-					`eval(parse(text=readChar(requests,%dL,TRUE),keep.source=FALSE))},new.env(parent=baseenv()))`, size)}
+					`eval(parse(text=readChar(requests,%dL,TRUE),keep.source=FALSE))},new.env(parent=.BaseNamespaceEnv))`, size)}
 		},
 	},
 	{
