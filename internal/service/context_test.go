@@ -495,3 +495,40 @@ func TestBashContext(t *testing.T) {
 		t.Error(n)
 	}
 }
+
+// The files that a run writes into its output directory are its artifacts, with a context and
+// without.
+func TestArtifacts(t *testing.T) {
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{})
+	for _, of := range []api.CodeRequest{{Language: "python"}, {Context: c.ID}} {
+		for _, run := range []struct{ code, want string }{
+			{"import os, shutil\nshutil.rmtree('/tmp/out', ignore_errors=True)", ""},
+			{"import os\nos.makedirs('/tmp/out/sub')\nopen('/tmp/out/a.csv', 'w').write('1,2')\nopen('/tmp/out/sub/B.PNG', 'w')\nopen('/tmp/out/c', 'w')\nos.symlink('c', '/tmp/out/l');", "/tmp/out/a.csv 3 text/csv, /tmp/out/c 0 application/octet-stream, /tmp/out/sub/B.PNG 0 image/png"},
+			{"open('/tmp/out/a.csv').read();", ""},
+			{"open('/tmp/out/a.csv', 'a').write(',3');", "/tmp/out/a.csv 5 text/csv"},
+			{"import os\nos.utime('/tmp/out/c', (5, 5));", "/tmp/out/c 0 application/octet-stream"},
+			{"open('/tmp/out/d.json', 'w')\n1 / 0", "/tmp/out/d.json 0 application/json"},
+			{"import shutil\nshutil.rmtree('/tmp/out')\nopen('/tmp/out', 'w');", ""},
+			{"import os\nos.remove('/tmp/out')", ""},
+		} {
+			req := of
+			req.Code, req.OutputDir = run.code, "/tmp/out"
+			res := daemontest.Decode[api.CodeResult](t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/code", req), http.StatusOK)
+			var got []string
+			for _, a := range res.Artifacts {
+				got = append(got, fmt.Sprintf("%s %d %s", a.Path, a.Size, a.MediaType))
+			}
+			if got := strings.Join(got, ", "); got != run.want {
+				t.Errorf("%s\n got %s\nwant %s", run.code, got, run.want)
+			}
+		}
+		req := of
+		req.Code, req.OutputDir = "pass", "relative"
+		daemontest.Problem(t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/code", req), api.CodeInvalid)
+	}
+	end := streamed(t, d, api.CodeRequest{Code: "import os\nos.makedirs('/tmp/out')\nopen('/tmp/out/e', 'w');", OutputDir: "/tmp/out"}, c, nil)
+	if len(end.Artifacts) != 1 || end.Artifacts[0].Path != "/tmp/out/e" {
+		t.Errorf("%+v", end)
+	}
+}

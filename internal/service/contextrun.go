@@ -302,7 +302,18 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 	defer lease.End()
 	ctx, cancel := withGone(ctx, lease)
 	defer cancel()
-	handed, err = c.answer(ctx, req, emit)
+	written, err := s.outputs(ctx, ref, req.OutputDir)
+	if err != nil {
+		return err
+	}
+	handed, err = c.answer(ctx, req, func(e api.CodeEvent) (err error) {
+		if e.Type == api.CodeEnded {
+			if e.Artifacts, err = written(); err != nil {
+				return err
+			}
+		}
+		return emit(e)
+	})
 	if err != nil && errors.Is(context.Cause(ctx), errEnded) {
 		return s.ended(lease)
 	}
