@@ -153,7 +153,7 @@ func (o *codeOptions) parse(args []string, f *pflag.FlagSet) error {
 }
 
 // contextFlags are the flags of a run in a context.
-var contextFlags = []string{"in", "context", "code", "timeout", "json", "env", "env-file", "socket"}
+var contextFlags = []string{"in", "context", "code", "output-dir", "timeout", "json", "env", "env-file", "socket"}
 
 func (o *codeOptions) checkContext(f *pflag.FlagSet) (err error) {
 	f.Visit(func(flag *pflag.Flag) {
