@@ -35,6 +35,7 @@ from .exceptions import (
     UnenforceableException,
 )
 from .models import (
+    Artifact,
     Chart,
     CommandResult,
     Context,
@@ -61,6 +62,7 @@ from .models import (
 __version__ = "1.0.0"
 
 __all__ = [
+    "Artifact",
     "AsyncCommandHandle",
     "AsyncCommands",
     "AsyncFiles",

@@ -489,6 +489,15 @@ class Logs:
 
 
 @dataclass
+class Artifact:
+    """A file that code wrote into its ``output_dir``."""
+
+    path: str
+    size: int
+    media_type: str
+
+
+@dataclass
 class Execution:
     """The outcome of :meth:`sandboxd.Sandbox.run_code`.
 
@@ -503,6 +512,7 @@ class Execution:
     exit_code: int = 0
     timed_out: bool = False
     oom: bool = False
+    artifacts: List[Artifact] = field(default_factory=list)
 
     @property
     def text(self) -> Optional[str]:
