@@ -36,10 +36,10 @@ type tongue struct {
 var tongues = []tongue{
 	{
 		name: "js", peer: "node",
-		runs: slices.Concat([]run{
+		runs: slices.Concat(ofNode, []run{
 			{"throw null", `"" "" Error: null`},
 			{"let w = (", `"" "" SyntaxError: Unexpected end of input`},
-		}, ofNode),
+		}),
 		fails: []run{{"function g() {\n  nosuch()\n}\ng()", "ReferenceError: nosuch is not defined\n    at g (<cell N>:2:3)\n    at <cell N>:4:1"}},
 		env:   run{"process.env.A + process.env.B", `"" "" [ab c]*`},
 		busy:  []string{"while (true) {}", "await new Promise(() => setTimeout(() => {}, 1e9))"},
@@ -49,11 +49,11 @@ var tongues = []tongue{
 	},
 	{
 		name: "ts", peer: "node",
-		runs: slices.Concat([]run{
+		runs: slices.Concat(ofNode, []run{
 			{"interface P { x: number }\n\nconst p: P = {x: 5}", `"" ""`},
 			{"enum E { A = p.x, B = 7 }\nE.B as number", `"" "" [7]*`},
 			{"type A = {b: string}", `"" ""`},
-		}, ofNode),
+		}),
 		fails: []run{{"interface Q {\n  y?: {z: number}\n}\nenum F { C }\nfunction h(q: Q): number {\n\n  return q.y!.z\n}\n\nh({})",
 			"TypeError: Cannot read properties of undefined (reading 'z')\n    at h (<cell N>:7:15)\n    at <cell N>:10:1"}},
 		env:   run{"(process.env.A as string) + process.env.B", `"" "" [ab c]*`},

@@ -3,6 +3,8 @@ package service_test
 import (
 	"fmt"
 	"net/http"
+	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/interpreter"
 )
 
 // contextBench is a daemon with a sandbox, whose programs are those of this machine.
@@ -344,6 +347,14 @@ func TestContextsAreHandedOn(t *testing.T) {
 	waits := newContext(first, sb.ID, api.CreateContext{Env: []string{"NAME=value"}})
 	busy := newContext(first, sb.ID, api.CreateContext{})
 	dead := newContext(first, sb.ID, api.CreateContext{})
+	var others []api.Context
+	for _, l := range tongues {
+		if _, err := exec.LookPath(l.peer); err == nil { // else TestContextLanguages says so
+			c := newContext(first, sb.ID, api.CreateContext{Language: l.name})
+			runIn(first, c, l.runs[0].code)
+			others = append(others, c)
+		}
+	}
 	runIn(first, waits, "x = 1")
 	runIn(first, busy, "import time, os\nx = 2")
 	runIn(first, dead, "x = 3")
@@ -379,12 +390,18 @@ except KeyboardInterrupt:
 
 	second := b.Start()
 	list := daemontest.Decode[api.ContextList](t, second.Do("GET", "/v1/sandboxes/"+sb.ID+"/contexts", nil), http.StatusOK)
-	if len(list.Contexts) != 3 || list.Contexts[0].ID != waits.ID || list.Contexts[0].State != api.ContextIdle || list.Contexts[0].ExecutionCount != 1 ||
+	if len(list.Contexts) != 3+len(others) || list.Contexts[0].ID != waits.ID || list.Contexts[0].State != api.ContextIdle || list.Contexts[0].ExecutionCount != 1 ||
 		list.Contexts[2].State != api.ContextDead {
 		t.Errorf("%+v", list)
 	}
 	if got := summary(runIn(second, waits, "print(os.environ['NAME']) if 'os' in globals() else print(__import__('os').environ['NAME'])\nx")); got != `"value\n" "" [1]*` {
 		t.Error(got)
+	}
+	for _, c := range others {
+		l := tongues[slices.IndexFunc(tongues, func(l tongue) bool { return interpreter.Find(l.name).Name == c.Language })]
+		if got := summary(runIn(second, c, l.runs[1].code)); got != l.runs[1].want {
+			t.Errorf("%s: %s", c.Language, got)
+		}
 	}
 	if got := summary(runIn(second, busy, "x")); got != `"" "" [4]*` {
 		t.Error(got)
