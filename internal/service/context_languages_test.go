@@ -155,6 +155,9 @@ var ofNode = []run{
 	{"({[Symbol.for('nodejs.util.inspect.custom')]() { throw 1 }})", `"" ""`},
 	{"throw {get stack() { throw 1 }, message: 'm'}", `"" "" Error: m`},
 	{"'after'", `"" "" [after]*`},
+	{"import util, {inspect as i} from 'util'\nimport * as path from \"path\"", `"" ""`},
+	{"typeof util.format + i(1) + path.basename('/a/b')", `"" "" [function1b]*`},
+	{"import none from 'node:nosuch'", `"" "" Error: No such built-in module: node:nosuch`},
 	{"", `"" ""`},
 }
 

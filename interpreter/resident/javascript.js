@@ -58,6 +58,13 @@
   const shown = (e) => (e instanceof Error || (e && typeof e.stack === 'string') ? e.stack : `Uncaught ${util.inspect(e)}`);
   const clean = (text) => text.split('\n').filter((line) => !/^\s+at .*(\(?node:|\[eval\]|REPL)/.test(line)).join('\n').replace(/(<cell \d+>):(\d+)(?::(\d+))?/g, original);
 
+  // Scripts have no import statements. Each keeps its lines.
+  const dynamic = (code) => code.replace(/^import\s+(?:([\w$]+)\s*,?\s*)?(?:\*\s*as\s+([\w$]+)\s*|\{([^{}]*)\}\s*)?(?:from\s*)?(['"][^'"\n]+['"])/gm,
+    (all, main, space, names, from) => {
+      const parts = [main && `default: ${main}`, names?.replace(/([\w$]+)\s+as\s+([\w$]+)/g, '$1: $2')].filter(Boolean);
+      return `${space ? `var ${space} = ` : ''}${parts.length ? `${space ? ', ' : 'var '}{${parts.join(', ')}} = ` : ''}await import(${from});`;
+    });
+
   // Types are removed. Where that moves lines, a map has the user's own.
   const maps = new Map();
   const original = (place, name, line, column) => {
@@ -85,7 +92,7 @@
   };
   const byEsbuild = (code, name) => {
     const made = require('child_process').spawnSync('esbuild', ['--loader=ts', '--target=esnext', '--sourcemap=inline', `--sourcefile=${name}`, '--log-level=error',
-      '--log-limit=1', '--color=false', '--tsconfig-raw={"compilerOptions":{"verbatimModuleSyntax":true}}'], {input: code, encoding: 'utf8', maxBuffer: 64 << 20});
+      '--log-limit=1', '--color=false', '--tsconfig-raw={"compilerOptions":{"verbatimModuleSyntax":true,"preserveValueImports":true}}'], {input: code, encoding: 'utf8', maxBuffer: 64 << 20});
     if (made.status === 0) return mapped(made.stdout, name);
     const error = new SyntaxError((/\[ERROR\] (.*)/.exec(made.stderr) || [])[1] || `esbuild ended: ${made.error || made.signal}`);
     error.stack = `${error}\n${(made.stderr || '').split('\n').slice(1).join('\n').trimEnd()}`;
@@ -177,7 +184,11 @@
     const name = `<cell ${count}>`;
     let outcome;
     try {
-      outcome = await evaluate(prepare(request.code, name), name);
+      const code = prepare(request.code, name);
+      outcome = await evaluate(code, name);
+      if (outcome.thrown && /^Cannot use import statement/.test(outcome.error?.message)) {
+        outcome = await evaluate(dynamic(code), name);
+      }
     } catch (error) {
       outcome = {error, thrown: true};
     }
