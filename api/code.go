@@ -61,8 +61,8 @@ type CodeEvent struct {
 	ExecutionCount int          `json:"execution_count,omitempty"`
 	Result         *CodeValue   `json:"result,omitempty"`
 	Failure        *CodeFailure `json:"failure,omitempty"`
-	Exit           *Exit        `json:"exit,omitempty"`  // in "end"; of a context, code 1 after a failure
-	Usage          *Usage       `json:"usage,omitempty"` // in "end"
+	Exit           *Exit        `json:"exit,omitempty"`      // in "end"; of a context, code 1 after a failure
+	Usage          *Usage       `json:"usage,omitempty"`     // in "end"
 	Artifacts      []Artifact   `json:"artifacts,omitempty"` // in "end"
 	Problem        *Problem     `json:"problem,omitempty"`
 }

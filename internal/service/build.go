@@ -572,7 +572,7 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 		return nil, err
 	}
 	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepDeleteTimeout)
 		defer cancel()
 		if derr := b.s.supervisor.Delete(ctx, rec.ID); !errors.Is(derr, runtime.ErrNotFound) {
 			err = errors.Join(err, derr)

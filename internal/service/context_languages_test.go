@@ -54,8 +54,10 @@ var tongues = []tongue{
 			{"enum E { A = p.x, B = 7 }\nE.B as number", `"" "" [7]*`},
 			{"type A = {b: string}", `"" ""`},
 		}),
-		fails: []run{{"interface Q {\n  y?: {z: number}\n}\nenum F { C }\nfunction h(q: Q): number {\n\n  return q.y!.z\n}\n\nh({})",
-			"TypeError: Cannot read properties of undefined (reading 'z')\n    at h (<cell N>:7:15)\n    at <cell N>:10:1"}},
+		fails: []run{{
+			"interface Q {\n  y?: {z: number}\n}\nenum F { C }\nfunction h(q: Q): number {\n\n  return q.y!.z\n}\n\nh({})",
+			"TypeError: Cannot read properties of undefined (reading 'z')\n    at h (<cell N>:7:15)\n    at <cell N>:10:1",
+		}},
 		env:   run{"(process.env.A as string) + process.env.B", `"" "" [ab c]*`},
 		busy:  []string{"while (true as boolean) {}"},
 		waits: "require('child_process').execSync('sleep 1000')", after: run{"f()", `"" "" [6]*`},

@@ -41,10 +41,10 @@ type language struct {
 	parts   map[string]string // files that the kernel executes when it needs them, by their names there
 	program string
 	argv    func(size int) []string
-	marked  bool // messages stand between output; the main file is an argument, the language and the key are others
+	marked  bool   // messages stand between output; the main file is an argument, the language and the key are others
 	mark    string // before the key of a message; NUL by default
-	onStdin bool // the main file comes on stdin, behind the key
-	words   bool // requests are words
+	onStdin bool   // the main file comes on stdin, behind the key
+	words   bool   // requests are words
 }
 
 var languages = []language{
