@@ -269,9 +269,10 @@ func (l *tongue) ends(t *testing.T, d *daemontest.Running, c api.Context) {
 func TestTypeScriptWithoutMeans(t *testing.T) {
 	testenv.RequirePeer(t, "node")
 	d, sb := contextBench(t)
-	const bare = "mkdir /tmp/bare && ln -s $(command -v node) $(command -v sh) /tmp/bare && node -p 'typeof require(\"module\").stripTypeScriptTypes'"
-	made := daemontest.Decode[api.ExecResult](t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/exec", api.ExecRequest{Argv: []string{"sh", "-c", bare}}), http.StatusOK)
-	rep := d.Do("POST", "/v1/sandboxes/"+sb.ID+"/contexts", api.CreateContext{Language: "typescript", Env: []string{"PATH=/tmp/bare"}})
+	dir := t.TempDir() // programs see this machine's files
+	const bare = "ln -s $(command -v node) $(command -v sh) $0 && node -p 'typeof require(\"module\").stripTypeScriptTypes'"
+	made := daemontest.Decode[api.ExecResult](t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/exec", api.ExecRequest{Argv: []string{"sh", "-c", bare, dir}}), http.StatusOK)
+	rep := d.Do("POST", "/v1/sandboxes/"+sb.ID+"/contexts", api.CreateContext{Language: "typescript", Env: []string{"PATH=" + dir}})
 	switch {
 	case made.Stdout == "function\n":
 		if rep.Status != http.StatusCreated {
@@ -294,7 +295,7 @@ func TestRPlots(t *testing.T) {
 		{"invisible(par(mfrow = c(1, 2)))", ""},
 		{"options(repr.plot.width = 4, repr.plot.height = 3, repr.plot.res = 50); plot.new(); dev.off()", "200x150 null device \n          1 *"},
 		{"print.pic <- function(x, ...) plot.new()\nstructure(1, class = 'pic')", "200x150*"},
-		{"png('/tmp/own.png'); plot(1); invisible(dev.off()); file.exists('/tmp/own.png')", "[1] TRUE*"},
+		{"f <- tempfile(); png(f); plot(1); invisible(dev.off()); file.exists(f)", "[1] TRUE*"},
 		{"plot.new(); stop('late')", "200x150 Error"},
 	} {
 		res := runIn(d, c, plot.code)

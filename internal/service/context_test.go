@@ -518,6 +518,8 @@ func TestBashContext(t *testing.T) {
 func TestArtifacts(t *testing.T) {
 	d, sb := contextBench(t)
 	c := newContext(d, sb.ID, api.CreateContext{})
+	out := t.TempDir() + "/out" // programs see this machine's files
+	at := func(text string) string { return strings.ReplaceAll(text, "/tmp/out", out) }
 	for _, of := range []api.CodeRequest{{Language: "python"}, {Context: c.ID}} {
 		for _, run := range []struct{ code, want string }{
 			{"import os, shutil\nshutil.rmtree('/tmp/out', ignore_errors=True)", ""},
@@ -530,13 +532,13 @@ func TestArtifacts(t *testing.T) {
 			{"import os\nos.remove('/tmp/out')", ""},
 		} {
 			req := of
-			req.Code, req.OutputDir = run.code, "/tmp/out"
+			req.Code, req.OutputDir = at(run.code), out
 			res := daemontest.Decode[api.CodeResult](t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/code", req), http.StatusOK)
 			var got []string
 			for _, a := range res.Artifacts {
 				got = append(got, fmt.Sprintf("%s %d %s", a.Path, a.Size, a.MediaType))
 			}
-			if got := strings.Join(got, ", "); got != run.want {
+			if got := strings.Join(got, ", "); got != at(run.want) {
 				t.Errorf("%s\n got %s\nwant %s", run.code, got, run.want)
 			}
 		}
@@ -544,8 +546,8 @@ func TestArtifacts(t *testing.T) {
 		req.Code, req.OutputDir = "pass", "relative"
 		daemontest.Problem(t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/code", req), api.CodeInvalid)
 	}
-	end := streamed(t, d, api.CodeRequest{Code: "import os\nos.makedirs('/tmp/out')\nopen('/tmp/out/e', 'w');", OutputDir: "/tmp/out"}, c, nil)
-	if len(end.Artifacts) != 1 || end.Artifacts[0].Path != "/tmp/out/e" {
+	end := streamed(t, d, api.CodeRequest{Code: at("import os\nos.makedirs('/tmp/out')\nopen('/tmp/out/e', 'w');"), OutputDir: out}, c, nil)
+	if len(end.Artifacts) != 1 || end.Artifacts[0].Path != out+"/e" {
 		t.Errorf("%+v", end)
 	}
 }
