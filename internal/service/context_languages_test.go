@@ -17,7 +17,7 @@ import (
 // A run is code in a context, and its [summary].
 type run struct{ code, want string }
 
-// A tongue is a language whose kernel leaves its streams to programs, and what it says to code.
+// A tongue is a language whose kernel leaves its streams to programs, with code and its outcomes.
 type tongue struct {
 	name, peer string
 	runs       []run
@@ -265,7 +265,7 @@ func (l *tongue) ends(t *testing.T, d *daemontest.Running, c api.Context) {
 	}
 }
 
-// An image whose node cannot remove types says what it lacks.
+// The creation of a context names the means to remove types that the image lacks.
 func TestTypeScriptWithoutMeans(t *testing.T) {
 	testenv.RequirePeer(t, "node")
 	d, sb := contextBench(t)
