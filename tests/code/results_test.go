@@ -58,7 +58,8 @@ func (w *workshop) results(t *testing.T) {
 			for _, v := range res.Results {
 				got = append(got, forms(t, v))
 			}
-			if !slices.Equal(got, show.want) || res.Failure != nil || res.Logs.Stdout+res.Logs.Stderr != "" {
+			// Not stderr: matplotlib says there when it takes long to build a cache.
+			if !slices.Equal(got, show.want) || res.Failure != nil || res.Logs.Stdout != "" {
 				t.Errorf("%q, want %q; %+v", got, show.want, res)
 			}
 		})
