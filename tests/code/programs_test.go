@@ -167,7 +167,7 @@ var languages = []language{
 		stdin:   "print STDIN.read.upcase\n",
 		exit:    "exit 3\n",
 		runtime: "def f(x)\n  raise ArgumentError, 'bad'\nend\nf(0)\n", line: "main.rb:2", failure: "ArgumentError",
-		syntax: "x = 1\ny = = 2\n", syntaxLine: "main.rb:2",
+		syntax: "x = 1\ny = = 2\n", syntaxLine: "main.rb:2", broken: "SyntaxError",
 		timeout: "puts 'before'\nsleep 10000\n",
 		memory:  "b = 'x' * 64_000_000\nputs 'used' if b.getbyte(5)\n",
 		unicode: "puts '" + unicodeText + "'\n",

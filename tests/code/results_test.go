@@ -25,7 +25,7 @@ var shows = []struct {
 	{"python", "figure", "fig, axes = plt.subplots(1, 2)\naxes[0].plot([1]); axes[1].boxplot([[1, 2, 3]])\nfig", []string{"png chart:superchart*"}},
 	{"python", "savefig", "plt.plot([1, 2])\nplt.savefig('/work/f.png')\nplt.close()\nopen('/work/f.png', 'rb').read(4)", []string{`text:b'\x89PNG'*`}},
 	{"python", "table", "import pandas as pd\npd.DataFrame({'a': [1, 2], 'b': ['x', None]})", []string{`html data:{"a":[1,2],"b":["x",null]}*`}},
-	{"python", "image", "from PIL import Image\nImage.new('RGB', (3, 2))", []string{"png*"}},
+	{"python", "image", "from PIL import Image\nImage.new('RGB', (3, 2))", []string{"png jpeg*"}},
 	{"python", "seaborn", "import seaborn as sns\nsns.barplot(x=['a', 'b'], y=[1, 2]);", []string{"png chart:bar"}},
 	{"python", "plotly", "import plotly.graph_objects as go\ngo.Figure(go.Bar(x=['a'], y=[1]))", []string{"html*"}},
 	{"python", "ipython", "from IPython.display import HTML, Markdown, display\ndisplay(Markdown('*m*'))\nHTML('<b>h</b>')", []string{"markdown", "html*"}},
