@@ -23,8 +23,8 @@ var (
 	rubySyntax = &report{head: pattern(`main\.rb:\d+: (?P<value>syntax error, .*)$`), first: true}
 )
 
-// rubyFailure reads the report of an exception. Before Ruby 3.3 that of a syntax error does not name
-// it.
+// rubyFailure reads the report of an exception. Before Ruby 3.3 that of a syntax error lacks its
+// name.
 func rubyFailure(stderr string) *api.CodeFailure {
 	f := rubyError.find(stderr)
 	if f == nil {
