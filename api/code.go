@@ -27,6 +27,9 @@ type CodeRequest struct {
 	// LibraryDir is the absolute path of a directory of the sandbox with packages: wheels, tarballs,
 	// gems, .deb files, or a Go module proxy. Libraries are installed of these alone.
 	LibraryDir string `json:"library_dir,omitempty"`
+	// OutputDir is the absolute path of a directory of the sandbox. The files that are written there
+	// during the run are its artifacts. The code may make it.
+	OutputDir string `json:"output_dir,omitempty"`
 	// Timeout is the time in seconds after which every process of the run is killed, from its start;
 	// installation and compilation count. The output until then is kept. In a context the run is
 	// interrupted, and the context is restarted if that does not end it. 0 means only the sandbox's
@@ -66,8 +69,9 @@ type CodeEvent struct {
 	ExecutionCount int          `json:"execution_count,omitempty"`
 	Result         *CodeValue   `json:"result,omitempty"`
 	Failure        *CodeFailure `json:"failure,omitempty"`
-	Exit           *Exit        `json:"exit,omitempty"`  // in "end"; of a context, code 1 after a failure
-	Usage          *Usage       `json:"usage,omitempty"` // in "end"
+	Exit           *Exit        `json:"exit,omitempty"`      // in "end"; of a context, code 1 after a failure
+	Usage          *Usage       `json:"usage,omitempty"`     // in "end"
+	Artifacts      []Artifact   `json:"artifacts,omitempty"` // in "end"
 	// Findings and Amended are those of [CodeResult]; in "started".
 	Findings []CodeFinding `json:"findings,omitempty"`
 	Amended  bool          `json:"amended,omitempty"`
@@ -101,6 +105,14 @@ type CodeFailure struct {
 	Traceback string `json:"traceback,omitempty"`
 }
 
+// Artifact is a regular file that was written into the output directory of a run.
+type Artifact struct {
+	Path      string `json:"path"`                 // absolute; invalid UTF-8 is replaced
+	PathBytes []byte `json:"path_bytes,omitempty"` // set only if Path is not exact
+	Size      int64  `json:"size"`
+	MediaType string `json:"media_type"` // by the name's extension
+}
+
 // CodeLogs is the output of a run, without results.
 type CodeLogs struct {
 	Stdout string `json:"stdout"` // invalid UTF-8 is replaced
@@ -116,6 +128,7 @@ type CodeResult struct {
 	ExecutionCount int          `json:"execution_count,omitempty"`
 	Exit           Exit         `json:"exit"`
 	Usage          Usage        `json:"usage"`
+	Artifacts      []Artifact   `json:"artifacts,omitempty"` // of OutputDir, by path; at most 1000
 	Truncated      bool         `json:"truncated,omitempty"` // output beyond OutputLimit was dropped
 	// Findings are those of the code policies that did not refuse the code, by line.
 	Findings []CodeFinding `json:"findings,omitempty"`

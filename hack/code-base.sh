@@ -16,7 +16,7 @@ our_apt apt-get -qq update
 mode=unshare
 [ "$(id -u)" -ne 0 ] || mode=root
 mmdebstrap --quiet --variant=apt --mode=$mode --architectures=$arch --keyring=$keyring --aptopt='Acquire::Languages "none"' \
-	--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+	--dpkgopt=force-unsafe-io --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
 	--format=directory $suite "$work/root" "$mirror"
 
 # What apt in there would install is what it downloads here.

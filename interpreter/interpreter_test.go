@@ -137,6 +137,8 @@ func TestFailures(t *testing.T) {
 		{"syntax", "javascript", "/tmp/.code-a/main.js:2\nlet = = 1\n    ^\n\nSyntaxError: Unexpected token '='\n    at internalCompileFunction (node:internal/vm:76:18)\n\nNode.js v20.20.2\n", &api.CodeFailure{Name: "SyntaxError", Value: "Unexpected token '='"}},
 		{"exit", "javascript", "Error: not really\n", nil},
 		{"exception", "ruby", "/tmp/.code-a/main.rb:2:in `f': x (ArgumentError)\n\tfrom /tmp/.code-a/main.rb:4:in `<main>'\n", &api.CodeFailure{Name: "ArgumentError", Value: "x"}},
+		{"syntax", "ruby", "/tmp/.code-a/main.rb:2: syntax error, unexpected '='\ny = = 2\n    ^\n", &api.CodeFailure{Name: "SyntaxError", Value: "syntax error, unexpected '='"}},
+		{"syntax of 3.3", "ruby", "/tmp/.code-a/main.rb: --> main.rb\n/tmp/.code-a/main.rb:2: syntax error, unexpected '=' (SyntaxError)\ny = = 2\n", &api.CodeFailure{Name: "SyntaxError", Value: "syntax error, unexpected '='"}},
 		{"exception of 3.4", "ruby", "/tmp/.code-a/main.rb:2:in 'Object#f': x (ArgumentError)\n\tfrom /tmp/.code-a/main.rb:4:in '<main>'\n", &api.CodeFailure{Name: "ArgumentError", Value: "x"}},
 		{"exception", "java", "Exception in thread \"main\" java.lang.IllegalStateException: x\n\tat Main.main(Main.java:3)\n", &api.CodeFailure{Name: "java.lang.IllegalStateException", Value: "x"}},
 		{"compile", "java", "/tmp/.code-a/Main.java:2: error: ';' expected\n  int x\n       ^\n1 error\nerror: compilation failed\n", &api.CodeFailure{Name: "CompileError", Value: "/tmp/.code-a/Main.java:2: error: ';' expected"}},

@@ -1,7 +1,7 @@
 package interpreter
 
 var r = &Language{
-	Name: "r", Aliases: []string{"rscript"}, File: "main.R", Extensions: []string{".R", ".r"}, Image: "polyglot",
+	Name: "r", Aliases: []string{"rscript"}, File: "main.R", Extensions: []string{".R", ".r"}, Image: "polyglot", Contexts: true,
 	Toolchains: []Toolchain{{Run: []string{"Rscript", dir + "/main.R"}}},
 	Libraries:  cran,
 	Failure: (&report{

@@ -3,7 +3,7 @@ package interpreter
 // Types are removed, not checked. Node does that itself from 22.18 and 23.6 on. Other programs keep
 // the lines of the source, too.
 var typescript = &Language{
-	Name: "typescript", Aliases: []string{"ts"}, File: "main.ts", Extensions: []string{".ts", ".mts", ".cts"}, Image: "polyglot",
+	Name: "typescript", Aliases: []string{"ts"}, File: "main.ts", Extensions: []string{".ts", ".mts", ".cts"}, Image: "polyglot", Contexts: true,
 	Toolchains: []Toolchain{
 		{
 			Probe: &Probe{Argv: []string{"node", "-p", "process.features.typescript"}, Want: []string{"strip", "transform"}},

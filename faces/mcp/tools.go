@@ -180,7 +180,7 @@ func (s *Server) addTools() {
 		"Return a URL at which the user's machine reaches an HTTP server that listens on a port of a sandbox.", getURL)
 
 	addTool(s, "run_code", "Run code", destroys|outside,
-		"Run source text in a sandbox. Variables, imports and functions stay for the next call in languages that keep them (python, javascript, bash); "+
+		"Run source text in a sandbox. Variables, imports and functions stay for the next call in languages that keep them; "+
 			"others run as a program of their own. Returns what was printed, displayed values and the value of the last expression, figures as images, and errors with their traceback.", runCode)
 	addTool(s, "languages", "List languages", reads, "List the languages of run_code. A sandbox has those that its image has.", listLanguages)
 }

@@ -34,6 +34,7 @@ type codeOptions struct {
 	code        string
 	libraries   []string
 	libraryDir  string
+	outputDir   string
 	interactive bool
 	timeout     cmdline.Seconds
 	json        bool
@@ -110,6 +111,7 @@ func (o *codeOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.lang, "lang", "", "`language` (default: by the file's extension, else python)")
 	f.StringVar(&o.code, "code", "", "source `text`; all arguments are then the program's")
 	f.StringArrayVar(&o.libraries, "library", nil, "install a `library` before, such as requests or 'six>=1.16'; repeatable")
+	f.StringVar(&o.outputDir, "output-dir", "", "`directory` of the sandbox whose files that the code writes are in --json")
 	f.StringVar(&o.libraryDir, "library-dir", "", "`directory` of the sandbox with the packages of all libraries, instead of the network")
 	f.BoolVarP(&o.interactive, "interactive", "i", false, "give the program our stdin, which is read to its end before (otherwise it is empty)")
 	f.Var(&o.timeout, "timeout", "stop the program and all its children after this time, installation and compilation included")
@@ -121,7 +123,7 @@ func (o *codeOptions) addFlags(f *pflag.FlagSet) {
 
 // runFlags are the flags that are not about a new sandbox.
 var runFlags = []string{
-	"in", "context", "lang", "code", "library", "library-dir", "interactive", "timeout", "json", "list", "code-policy", "check", "env", "env-file", "cwd", "user", "socket",
+	"in", "context", "lang", "code", "library", "library-dir", "output-dir", "interactive", "timeout", "json", "list", "code-policy", "check", "env", "env-file", "cwd", "user", "socket",
 }
 
 func (o *codeOptions) parse(args []string, f *pflag.FlagSet) error {
@@ -159,7 +161,7 @@ func (o *codeOptions) parse(args []string, f *pflag.FlagSet) error {
 }
 
 // contextFlags are the flags of a run in a context.
-var contextFlags = []string{"in", "context", "code", "timeout", "json", "code-policy", "check", "env", "env-file", "socket"}
+var contextFlags = []string{"in", "context", "code", "output-dir", "timeout", "json", "code-policy", "check", "env", "env-file", "socket"}
 
 func (o *codeOptions) checkContext(f *pflag.FlagSet) (err error) {
 	f.Visit(func(flag *pflag.Flag) {
@@ -181,7 +183,8 @@ func (o *codeOptions) checkContext(f *pflag.FlagSet) (err error) {
 // codeRequest reads the source, and stdin if it is the program's.
 func (o *codeOptions) codeRequest(stdin *os.File) (api.CodeRequest, error) {
 	req := api.CodeRequest{
-		Code: o.code, Context: o.context, Language: o.lang, Args: o.args, Libraries: o.libraries, LibraryDir: o.libraryDir, Timeout: float64(o.timeout), Check: o.check,
+		Code: o.code, Context: o.context, Language: o.lang, Args: o.args, Libraries: o.libraries, LibraryDir: o.libraryDir, OutputDir: o.outputDir,
+		Timeout: float64(o.timeout), Check: o.check,
 	}
 	if o.policy != "" {
 		doc, err := codePolicyDocument(o.policy)

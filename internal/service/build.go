@@ -572,9 +572,13 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 		return nil, err
 	}
 	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepDeleteTimeout)
 		defer cancel()
-		if derr := b.s.supervisor.Delete(ctx, rec.ID); !errors.Is(derr, runtime.ErrNotFound) {
+		derr := b.s.supervisor.Delete(ctx, rec.ID)
+		for errors.Is(derr, context.DeadlineExceeded) && ctx.Err() == nil { // it goes on with what is left
+			derr = b.s.supervisor.Delete(ctx, rec.ID)
+		}
+		if !errors.Is(derr, runtime.ErrNotFound) {
 			err = errors.Join(err, derr)
 		}
 		b.s.forgetSandbox(ctx, rec.ID)

@@ -100,12 +100,19 @@ func (s *API) RunCode(ctx context.Context, ref string, req api.CodeRequest) (_ *
 		begin: func() error { return nil },
 		sink:  func(x *Execution) sink { return x.keepIn(&stdout, &stderr) },
 	}
+	written, err := s.outputs(ctx, ref, req.OutputDir)
+	if err != nil {
+		return nil, nil, err
+	}
 	end, err := s.code(ctx, ref, &req, &r)
 	if err != nil {
 		return nil, nil, err
 	}
 	res := &api.CodeResult{
 		Results: []api.CodeValue{}, Failure: end.Failure, Exit: *end.Exit, Usage: *end.Usage, Findings: r.verdict.findings, Amended: r.verdict.amended,
+	}
+	if res.Artifacts, err = written(); err != nil {
+		return nil, nil, err
 	}
 	withLogs(res, &stdout, &stderr)
 	return res, func() {}, nil
@@ -145,7 +152,7 @@ func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeReques
 		case api.CodeFailed:
 			res.Failure = e.Failure
 		case api.CodeEnded:
-			res.ExecutionCount = e.ExecutionCount
+			res.ExecutionCount, res.Artifacts = e.ExecutionCount, e.Artifacts
 			if e.Exit != nil {
 				res.Exit = *e.Exit
 			}
@@ -180,8 +187,15 @@ func (s *API) StreamCode(ctx context.Context, ref string, req api.CodeRequest, e
 		sink:  func(*Execution) sink { return chars.whole(text) },
 		flush: func() error { return chars.rest(text) },
 	}
+	written, err := s.outputs(ctx, ref, req.OutputDir)
+	if err != nil {
+		return err
+	}
 	end, err := s.code(ctx, ref, &req, &r)
 	if err != nil {
+		return err
+	}
+	if end.Artifacts, err = written(); err != nil {
 		return err
 	}
 	if end.Failure != nil {
@@ -189,7 +203,7 @@ func (s *API) StreamCode(ctx context.Context, ref string, req api.CodeRequest, e
 			return err
 		}
 	}
-	return emit(api.CodeEvent{Type: api.CodeEnded, Time: time.Now().UTC(), Exit: end.Exit, Usage: end.Usage})
+	return emit(api.CodeEvent{Type: api.CodeEnded, Time: time.Now().UTC(), Exit: end.Exit, Usage: end.Usage, Artifacts: end.Artifacts})
 }
 
 // codeOutput is the event of output of a run.

@@ -3,6 +3,7 @@ package service_test
 import (
 	"fmt"
 	"net/http"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/interpreter"
 )
 
 // contextBench is a daemon with a sandbox, whose programs are those of this machine.
@@ -427,6 +429,14 @@ func TestContextsAreHandedOn(t *testing.T) {
 	spared := newContext(first, sb.ID, api.CreateContext{Preload: []string{"json"}})
 	runIn(first, spared, "x = 5")
 	spare := untilSpare(first, sb.ID)
+	var others []api.Context
+	for _, l := range tongues {
+		if _, err := exec.LookPath(l.peer); err == nil { // else TestContextLanguages says so
+			c := newContext(first, sb.ID, api.CreateContext{Language: l.name})
+			runIn(first, c, l.runs[0].code)
+			others = append(others, c)
+		}
+	}
 	runIn(first, waits, "x = 1")
 	runIn(first, busy, "import time, os\nx = 2")
 	runIn(first, dead, "x = 3")
@@ -464,7 +474,7 @@ except KeyboardInterrupt:
 
 	second := b.Start()
 	list := daemontest.Decode[api.ContextList](t, second.Do("GET", "/v1/sandboxes/"+sb.ID+"/contexts", nil), http.StatusOK)
-	if len(list.Contexts) != 5 || list.Contexts[0].ID != waits.ID || list.Contexts[0].State != api.ContextIdle || list.Contexts[0].ExecutionCount != 1 ||
+	if len(list.Contexts) != 5+len(others) || list.Contexts[0].ID != waits.ID || list.Contexts[0].State != api.ContextIdle || list.Contexts[0].ExecutionCount != 1 ||
 		list.Contexts[2].State != api.ContextDead || list.Contexts[3].ID != preloaded.ID || list.Contexts[4].ID != spared.ID {
 		t.Errorf("%+v", list)
 	}
@@ -483,6 +493,12 @@ except KeyboardInterrupt:
 	})
 	if got := summary(runIn(second, waits, "print(os.environ['NAME']) if 'os' in globals() else print(__import__('os').environ['NAME'])\nx")); got != `"value\n" "" [1]*` {
 		t.Error(got)
+	}
+	for _, c := range others {
+		l := tongues[slices.IndexFunc(tongues, func(l tongue) bool { return interpreter.Find(l.name).Name == c.Language })]
+		if got := summary(runIn(second, c, l.runs[1].code)); got != l.runs[1].want {
+			t.Errorf("%s: %s", c.Language, got)
+		}
 	}
 	if got := summary(runIn(second, busy, "x")); got != `"" "" [4]*` {
 		t.Error(got)
@@ -599,56 +615,42 @@ func TestBashContext(t *testing.T) {
 	}
 }
 
-func TestJavaScriptContext(t *testing.T) {
-	testenv.RequirePeer(t, "node")
+// The files that a run writes into its output directory are its artifacts, with a context and
+// without.
+func TestArtifacts(t *testing.T) {
 	d, sb := contextBench(t)
-	c := newContext(d, sb.ID, api.CreateContext{Language: "js"})
-	for _, run := range []struct{ code, want string }{
-		{"const x = 5; let y = 1; function f() { return x + y }", `"" ""`},
-		{"console.log(x); console.error('e'); f()", `"5\n" "e\n" [6]*`},
-		{"'text'", `"" "" [text]*`},
-		{"await new Promise(r => setTimeout(() => r([1, {a: 2}]), 5))", `"" "" [[ 1, { a: 2 } ]]*`},
-		{"const z = await 3; z + 1", `"" "" [4]*`},
-		{"_ + z", `"" "" [7]*`},
-		{"display(1, 'two'); undefined", `"" "" [1] [two]`},
-		{"throw new TypeError('bad')", `"" "" TypeError: bad`},
-		{"await Promise.reject(new RangeError('later'))", `"" "" RangeError: later`},
-		{"throw null", `"" "" Error: null`},
-		{"let w = (", `"" "" SyntaxError: Unexpected end of input`},
-		{"console.log('a'); require('child_process').execSync('echo b', {stdio: 'inherit'}); console.log('c')", `"a\nb\nc\n" ""`},
-		{"process.stdin.read()", `"" "" [null]*`},
-		{"({[Symbol.for('nodejs.util.inspect.custom')]() { throw 1 }})", `"" ""`},
-		{"throw {get stack() { throw 1 }, message: 'm'}", `"" "" Error: m`},
-		{"'after'", `"" "" [after]*`},
-		{"", `"" ""`},
-	} {
-		if got := summary(runIn(d, c, run.code)); got != run.want {
-			t.Errorf("%s\n got %s\nwant %s", run.code, got, run.want)
+	c := newContext(d, sb.ID, api.CreateContext{})
+	out := t.TempDir() + "/out" // programs see this machine's files
+	at := func(text string) string { return strings.ReplaceAll(text, "/tmp/out", out) }
+	for _, of := range []api.CodeRequest{{Language: "python"}, {Context: c.ID}} {
+		for _, run := range []struct{ code, want string }{
+			{"import os, shutil\nshutil.rmtree('/tmp/out', ignore_errors=True)", ""},
+			{"import os\nos.makedirs('/tmp/out/sub')\nopen('/tmp/out/a.csv', 'w').write('1,2')\nopen('/tmp/out/sub/B.PNG', 'w')\nopen('/tmp/out/c', 'w')\nos.symlink('c', '/tmp/out/l');", "/tmp/out/a.csv 3 text/csv, /tmp/out/c 0 application/octet-stream, /tmp/out/sub/B.PNG 0 image/png"},
+			{"open('/tmp/out/a.csv').read();", ""},
+			{"open('/tmp/out/a.csv', 'a').write(',3');", "/tmp/out/a.csv 5 text/csv"},
+			{"import os\nos.utime('/tmp/out/c', (5, 5));", "/tmp/out/c 0 application/octet-stream"},
+			{"open('/tmp/out/d.json', 'w')\n1 / 0", "/tmp/out/d.json 0 application/json"},
+			{"import shutil\nshutil.rmtree('/tmp/out')\nopen('/tmp/out', 'w');", ""},
+			{"import os\nos.remove('/tmp/out')", ""},
+		} {
+			req := of
+			req.Code, req.OutputDir = at(run.code), out
+			res := daemontest.Decode[api.CodeResult](t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/code", req), http.StatusOK)
+			var got []string
+			for _, a := range res.Artifacts {
+				got = append(got, fmt.Sprintf("%s %d %s", a.Path, a.Size, a.MediaType))
+			}
+			if got := strings.Join(got, ", "); got != at(run.want) {
+				t.Errorf("%s\n got %s\nwant %s", run.code, got, run.want)
+			}
 		}
+		req := of
+		req.Code, req.OutputDir = "pass", "relative"
+		daemontest.Problem(t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/code", req), api.CodeInvalid)
 	}
-	res := runIn(d, c, "function g() {\n  nosuch()\n}\ng()")
-	if want := "ReferenceError: nosuch is not defined\n    at g (<cell 18>:2:3)\n    at <cell 18>:4:1"; res.Failure == nil || res.Failure.Traceback != want {
-		t.Errorf("%+v", res.Failure)
-	}
-	for _, code := range []string{"while (true) {}", "await new Promise(() => setTimeout(() => {}, 1e9))", "require('child_process').execSync('sleep 1000')"} {
-		res := runReq(d, c, api.CodeRequest{Code: code, Timeout: 0.3})
-		if res.Failure == nil || !res.Exit.Timeout || strings.HasPrefix(res.Failure.Name, "Context") {
-			t.Errorf("%s: %.200s %+v", code, summary(res), res.Exit)
-		}
-	}
-	if got := summary(runIn(d, c, "f()")); got != `"" "" [6]*` {
-		t.Error(got)
-	}
-	if res := runIn(d, c, "process.exit(4)"); res.Failure == nil || res.Failure.Name != "ContextDied" || !strings.Contains(res.Failure.Value, "exit code 4") {
-		t.Error(summary(res))
-	}
-	var got strings.Builder
-	streamed(t, d, api.CodeRequest{Code: "for (let i = 0; i < 100000; i++) console.log(i)"}, c, func(e api.CodeEvent) { got.WriteString(e.Text) })
-	if n := strings.Count(got.String(), "\n"); n != 100000 {
-		t.Errorf("%d lines, %.300q", n, got.String())
-	}
-	if res := runIn(d, c, "'x'.repeat(3000000)"); len(res.Results) != 1 || len(res.Results[0].Text) != 3000000 {
-		t.Error(len(res.Results), len(res.Results[0].Text))
+	end := streamed(t, d, api.CodeRequest{Code: at("import os\nos.makedirs('/tmp/out')\nopen('/tmp/out/e', 'w');"), OutputDir: out}, c, nil)
+	if len(end.Artifacts) != 1 || end.Artifacts[0].Path != out+"/e" {
+		t.Errorf("%+v", end)
 	}
 }
 

@@ -383,7 +383,18 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 	case req.Check:
 		err = checked(&v, emit)
 	default:
-		handed, err = c.answer(ctx, req, &v, hold, emit)
+		var written func() ([]api.Artifact, error)
+		if written, err = s.outputs(ctx, ref, req.OutputDir); err != nil {
+			return err
+		}
+		handed, err = c.answer(ctx, req, &v, hold, func(e api.CodeEvent) (err error) {
+			if e.Type == api.CodeEnded {
+				if e.Artifacts, err = written(); err != nil {
+					return err
+				}
+			}
+			return emit(e)
+		})
 	}
 	if err != nil && errors.Is(context.Cause(ctx), errEnded) {
 		return s.ended(lease)

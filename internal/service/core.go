@@ -61,6 +61,9 @@ const (
 	stepTimeout = 10 * time.Second
 	// closeTimeout bounds the end of all sandboxes.
 	closeTimeout = 60 * time.Second
+	// stepDeleteTimeout bounds the deletion of the sandbox of a build's step, which may have installed
+	// gigabytes in small files.
+	stepDeleteTimeout = 10 * time.Minute
 	// agentTimeout bounds the time in which agent runs collect their output when the daemon stops.
 	agentTimeout = 30 * time.Second
 )

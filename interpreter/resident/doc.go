@@ -19,10 +19,11 @@
 //	0         4      5        9
 //	| length  | type | number | payload, at most 48 KiB |
 //
-// Kernels of bash and javascript leave their streams to programs. Their messages stand in the
-// output of those: NUL, the process's key and ":", then type, number and length as text, a newline
-// and the payload. A message of type "s" on stderr says that the run's output there is complete.
-// Requests of bash are words with escapes of printf's %b.
+// All kernels but python's leave their streams to programs. Their messages stand in the output of
+// those: NUL, the process's key and ":", then type, number and length as text, a newline and the
+// payload. A message of type "s" on stderr says that the run's output there is complete. R cannot
+// write a NUL, and begins its messages with \001. Requests of bash and R are words with escapes of
+// printf's %b.
 //
 // Longer messages than a frame come in pieces of type "+", of which the last one has the message's
 // own type. Output is bytes, other payloads are JSON. Between runs a kernel writes nothing.

@@ -1,5 +1,5 @@
 'use strict';
-// The resident kernel of javascript contexts, an argument of node -e. Node's own REPL evaluates the
+// The resident kernel of javascript and typescript contexts, an argument of node -e. Node's own REPL evaluates the
 // code, so that await works at the top. Requests come on descriptor 3; 4 and 5 are stdout and
 // stderr. Output of programs is the exec's own; messages stand in it behind a NUL and the key.
 (() => {
@@ -10,7 +10,7 @@
   const [REQUESTS, OUT, ERR] = [3, 4, 5];
   const MOST = 48 << 10;
   const MOST_MESSAGE = 16 << 20;
-  const key = process.argv[1];
+  const [key, language] = process.argv.slice(1);
   process.argv.length = 1;
   const pause = new Int32Array(new SharedArrayBuffer(4));
 
@@ -56,7 +56,57 @@
     settle(pending, {error: {code: 'ERR_SCRIPT_EXECUTION_INTERRUPTED'}, thrown: true});
   };
   const shown = (e) => (e instanceof Error || (e && typeof e.stack === 'string') ? e.stack : `Uncaught ${util.inspect(e)}`);
-  const clean = (text) => text.split('\n').filter((line) => !/^\s+at .*(\(?node:|\[eval\]|REPL)/.test(line)).join('\n');
+  const clean = (text) => text.split('\n').filter((line) => !/^\s+at .*(\(?node:|\[eval\]|REPL)/.test(line)).join('\n').replace(/(<cell \d+>):(\d+)(?::(\d+))?/g, original);
+
+  // Scripts have no import statements. Each keeps its lines.
+  const dynamic = (code) => code.replace(/^import\s+(?:([\w$]+)\s*,?\s*)?(?:\*\s*as\s+([\w$]+)\s*|\{([^{}]*)\}\s*)?(?:from\s*)?(['"][^'"\n]+['"])/gm,
+    (all, main, space, names, from) => {
+      const parts = [main && `default: ${main}`, names?.replace(/([\w$]+)\s+as\s+([\w$]+)/g, '$1: $2')].filter(Boolean);
+      return `${space ? `var ${space} = ` : ''}${parts.length ? `${space ? ', ' : 'var '}{${parts.join(', ')}} = ` : ''}await import(${from});`;
+    });
+
+  // Types are removed. Where that moves lines, a map has the user's own.
+  const maps = new Map();
+  const original = (place, name, line, column) => {
+    const at = maps.get(name)?.findEntry(line - 1, (column || 1) - 1);
+    if (!at || at.originalLine === undefined) return place;
+    return `${name}:${at.originalLine + 1}` + (column ? `:${at.originalColumn + 1}` : '');
+  };
+  const mapped = (code, name) => {
+    const at = code.lastIndexOf('\n//# sourceMappingURL=');
+    const map = Buffer.from(code.slice(code.indexOf(',', at) + 1), 'base64').toString();
+    maps.set(name, new (require('module').SourceMap)(JSON.parse(map)));
+    return code.slice(0, at);
+  };
+  const byNode = (strip) => (code, name) => {
+    const emit = process.emitWarning;
+    process.emitWarning = () => {}; // that it is experimental
+    try {
+      return strip(code, {sourceUrl: name});
+    } catch (e) {
+      if (e.code !== 'ERR_UNSUPPORTED_TYPESCRIPT_SYNTAX') throw e;
+      return mapped(strip(code, {mode: 'transform', sourceMap: true, sourceUrl: name}), name); // enumerations and the like
+    } finally {
+      process.emitWarning = emit;
+    }
+  };
+  const byEsbuild = (code, name) => {
+    const made = require('child_process').spawnSync('esbuild', ['--loader=ts', '--target=esnext', '--sourcemap=inline', `--sourcefile=${name}`, '--log-level=error',
+      '--log-limit=1', '--color=false', '--tsconfig-raw={"compilerOptions":{"verbatimModuleSyntax":true,"preserveValueImports":true}}'], {input: code, encoding: 'utf8', maxBuffer: 64 << 20});
+    if (made.status === 0) return mapped(made.stdout, name);
+    const error = new SyntaxError((/\[ERROR\] (.*)/.exec(made.stderr) || [])[1] || `esbuild ended: ${made.error || made.signal}`);
+    error.stack = `${error}\n${(made.stderr || '').split('\n').slice(1).join('\n').trimEnd()}`;
+    throw error;
+  };
+  let prepare = (code) => code;
+  if (language === 'typescript') {
+    const strip = require('module').stripTypeScriptTypes;
+    prepare = strip ? byNode(strip) : byEsbuild;
+    if (!strip && require('child_process').spawnSync('esbuild', ['--version']).status !== 0) {
+      put(ERR, Buffer.from(`typescript needs node 22.13, 23.2 or later, or esbuild beside it; this is node ${process.version}\n`));
+      process.exit(1);
+    }
+  }
   process.on('uncaughtException', (e) => { put(2, Buffer.from(clean(shown(e)) + '\n')); });
   process.on('unhandledRejection', (e) => { put(2, Buffer.from(clean(shown(e)) + '\n')); });
 
@@ -131,7 +181,18 @@
       old[name] = process.env[name];
       process.env[name] = value;
     }
-    let {error, thrown, value} = await evaluate(request.code, `<cell ${count}>`);
+    const name = `<cell ${count}>`;
+    let outcome;
+    try {
+      const code = prepare(request.code, name);
+      outcome = await evaluate(code, name);
+      if (outcome.thrown && /^Cannot use import statement/.test(outcome.error?.message)) {
+        outcome = await evaluate(dynamic(code), name);
+      }
+    } catch (error) {
+      outcome = {error, thrown: true};
+    }
+    let {error, thrown, value} = outcome;
     for (const [name, v] of Object.entries(old)) {
       if (v === undefined) delete process.env[name]; else process.env[name] = v;
     }
@@ -141,16 +202,16 @@
       if (error instanceof Error) interrupts++; // node took the signal, not our handler
       say('x', {name: 'KeyboardInterrupt', value: ''});
     } else if (failed) {
-      let [name, message] = ['Error', ''];
+      let [kind, message] = ['Error', ''];
       try {
-        name = String((error && error.name) || 'Error');
+        kind = String((error && error.name) || 'Error');
         message = error && error.message !== undefined ? String(error.message) : util.inspect(error);
       } catch { /* an object of the user's that refuses */ }
       let trace = '';
       try {
         trace = clean(String(shown(error)));
       } catch { /* as above */ }
-      say('x', {name, value: message.slice(0, 100000), traceback: trace.slice(0, 200000)});
+      say('x', {name: kind, value: message.slice(0, 100000), traceback: trace.slice(0, 200000)});
     } else if (value !== undefined) {
       server.last = value;
       try {
@@ -181,5 +242,5 @@
     }
   });
   requests.on('end', () => process.exit(0));
-  say('h', {protocol: 1, language: 'javascript', version: process.version});
+  say('h', {protocol: 1, language, version: process.version});
 })();

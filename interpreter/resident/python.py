@@ -130,7 +130,7 @@ class Kernel:
         sys.argv = [""]
         builtins.display = self.display
         sys.displayhook = self.displayhook
-        self.hooks = {"matplotlib": self.use_inline, "IPython": lambda _: self.ipython(), "sandboxd_inline": None}
+        self.hooks = {"matplotlib": self.use_inline, "IPython": lambda _: self.ipython(), "plotly.io": self.use_media_types, "sandboxd_inline": None}
         sys.meta_path.insert(0, self)
         os.register_at_fork(before=self.before_fork, after_in_parent=self.after_fork, after_in_child=self.in_child)
         signal.signal(signal.SIGINT, self.on_interrupt)
@@ -591,6 +591,11 @@ class Kernel:
     def use_inline(self, matplotlib):
         if "MPLBACKEND" not in os.environ:
             matplotlib.rcParams["backend"] = "module://sandboxd_inline"
+
+
+    def use_media_types(self, io):
+        if "PLOTLY_RENDERER" not in os.environ:
+            io.renderers.default = "plotly_mimetype"  # notebooks' get scripts of megabytes before each
 
 
 def quiet(source):

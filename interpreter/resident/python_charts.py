@@ -21,7 +21,7 @@ def axes_chart(ax):
     wedges = [p for p in ax.patches if isinstance(p, Wedge)]
     if wedges:
         return {"type": "pie", "title": ax.get_title(), "elements": [
-            {"label": plain_label(w.get_label()), "angle": w.theta2 - w.theta1, "radius": w.r} for w in wedges]}
+            {"label": plain_label(w.get_label()), "angle": value(w.theta2 - w.theta1), "radius": value(w.r)} for w in wedges]}
     boxes = box_elements(ax)
     bars = [c for c in ax.containers if isinstance(c, BarContainer)]
     points = [c for c in ax.collections if isinstance(c, PathCollection)]

@@ -77,7 +77,9 @@ def bundle(value):
         media = media[0]
     out = from_media(media) if isinstance(media, dict) else {}
     shell = kernel.shell  # noqa: F821, set by the kernel
-    if shell is not None:
+    # IPython has an object display itself if it can, beside the result.
+    itself = callable(getattr(type(value), "_ipython_display_", None)) and (out or hasattr(type(value), "_repr_html_"))
+    if shell is not None and not itself:
         formatted, _ = shell.display_formatter.format(value)
         for form, v in from_media(formatted).items():
             out.setdefault(form, v)

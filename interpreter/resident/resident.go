@@ -1,6 +1,7 @@
 package resident
 
 import (
+	"cmp"
 	"embed"
 	"encoding/json"
 	"fmt"
@@ -8,7 +9,7 @@ import (
 	"strings"
 )
 
-//go:embed bash.sh javascript.js python.py python_charts.py python_display.py python_magic.py
+//go:embed bash.sh javascript.js python.py python_charts.py python_display.py python_magic.py r.R ruby.rb
 var sources embed.FS
 
 // A Kernel is the program of a context.
@@ -42,8 +43,10 @@ type language struct {
 	parts   map[string]string // files that the kernel executes when it needs them, by their names there
 	program string
 	argv    func(size int) []string
-	marked  bool // messages stand between output; the main file is an argument, and the key another
-	words   bool // requests are words
+	marked  bool   // messages stand between output; the main file is an argument, the language and the key are others
+	mark    string // before the key of a message; NUL by default
+	onStdin bool   // the main file comes on stdin, behind the key
+	words   bool   // requests are words
 }
 
 var languages = []language{
@@ -53,10 +56,7 @@ var languages = []language{
 	},
 	{
 		name: "javascript", program: "node", main: "javascript.js", marked: true,
-		// Node cannot move its descriptors.
-		argv: func(int) []string {
-			return []string{"sh", "-c", `exec node -e "$1" "$3" 3<&0 4>&1 5>&2 </dev/null`, "sh"}
-		},
+		argv: node,
 	},
 	{
 		name: "python", program: "python3", main: "python.py",
@@ -72,6 +72,27 @@ while len(b) < %d:
 exec(compile(b, "<sandboxd>", "exec"), {"__name__": "sandboxd"})`, size, size)}
 		},
 	},
+	{
+		name: "r", program: "Rscript", main: "r.R", marked: true, words: true, onStdin: true, mark: "\x01", // R writes no NUL
+		// R cannot move its descriptors, and its arguments have at most 10,000 bytes.
+		argv: func(size int) []string {
+			return []string{"sh", "-c", `exec Rscript -e "$1" 3<&0 </dev/null`, "sh", fmt.Sprintf(
+				`local({requests<-pipe("trap '' INT;exec cat <&3","rb");key<-readLines(requests,1L);`+
+					`eval(parse(text=readChar(requests,%dL,TRUE),keep.source=FALSE))},new.env(parent=.BaseNamespaceEnv))`, size)}
+		},
+	},
+	{
+		name: "ruby", program: "ruby", main: "ruby.rb", marked: true,
+		argv: func(int) []string { return []string{"ruby", "-e"} },
+	},
+	{
+		name: "typescript", program: "node", main: "javascript.js", marked: true, argv: node,
+	},
+}
+
+// node runs a kernel. It cannot move its descriptors.
+func node(int) []string {
+	return []string{"sh", "-c", `exec node -e "$1" "$3" "$2" 3<&0 4>&1 5>&2 </dev/null`, "sh"}
 }
 
 // Languages returns the names of the languages that have kernels.
@@ -98,7 +119,13 @@ func For(name, key string, preload ...string) (Kernel, bool) {
 func (l *language) kernel(key string, preload []string) Kernel {
 	main := source(l.main)
 	if l.marked {
-		return Kernel{Language: l.name, Program: l.program, Argv: append(l.argv(len(main)), string(main), l.name, key), words: l.words, marker: []byte("\x00" + key + ":")}
+		k := Kernel{Language: l.name, Program: l.program, Argv: l.argv(len(main)), words: l.words, marker: []byte(cmp.Or(l.mark, "\x00") + key + ":")}
+		if l.onStdin {
+			k.Stdin = slices.Concat([]byte(key+"\n"), main)
+		} else {
+			k.Argv = append(k.Argv, string(main), l.name, key)
+		}
+		return k
 	}
 	parts := map[string]string{"preload": strings.Join(preload, " ")}
 	for name, file := range l.parts {

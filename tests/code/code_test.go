@@ -142,7 +142,11 @@ func inDir(command string) string {
 // One lane is enough: functional.TestCode looks at the differences between users, in both.
 func TestTable(t *testing.T) {
 	testenv.SameForAll(t)
-	w := open(t)
+	open(t).table(t)
+}
+
+func (w *workshop) table(t *testing.T) {
+	t.Helper()
 	w.s.Sh(t, "mkdir -p /plain")
 	local := libraries(t)
 	lines := new(strings.Builder)

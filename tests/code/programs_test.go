@@ -144,7 +144,7 @@ var languages = []language{
 		cwd:    "#include <stdio.h>\n#include <unistd.h>\nint main(void) { char b[4096]; puts(getcwd(b, sizeof b)); }\n",
 	},
 	{
-		name: "go", file: "main.go", plain: `/usr/local/go/bin/go build -o main main.go && exec ./main "$@"`,
+		name: "go", file: "main.go", plain: `PATH=$PATH:/usr/local/go/bin && go build -o main main.go && exec ./main "$@"`,
 		hello:   goMain(`fmt`, `fmt.Println("hello")`),
 		stdin:   "package main\nimport (\"bytes\"; \"io\"; \"os\")\nfunc main() { b, _ := io.ReadAll(os.Stdin); os.Stdout.Write(bytes.ToUpper(b)) }\n",
 		exit:    goMain(`os`, `os.Exit(3)`),
@@ -167,7 +167,7 @@ var languages = []language{
 		stdin:   "print STDIN.read.upcase\n",
 		exit:    "exit 3\n",
 		runtime: "def f(x)\n  raise ArgumentError, 'bad'\nend\nf(0)\n", line: "main.rb:2", failure: "ArgumentError",
-		syntax: "x = 1\ny = = 2\n", syntaxLine: "main.rb:2",
+		syntax: "x = 1\ny = = 2\n", syntaxLine: "main.rb:2", broken: "SyntaxError",
 		timeout: "puts 'before'\nsleep 10000\n",
 		memory:  "b = 'x' * 64_000_000\nputs 'used' if b.getbyte(5)\n",
 		unicode: "puts '" + unicodeText + "'\n",

@@ -41,6 +41,7 @@ from .exceptions import (
 from .models import (
     AgentEvent,
     AgentRunInfo,
+    Artifact,
     Chart,
     CommandResult,
     Context,
@@ -71,6 +72,7 @@ __all__ = [
     "AgentRun",
     "AgentRunInfo",
     "AsyncAgentRun",
+    "Artifact",
     "AsyncCommandHandle",
     "AsyncCommands",
     "AsyncFiles",

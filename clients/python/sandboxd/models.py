@@ -578,6 +578,15 @@ class Logs:
 
 
 @dataclass
+class Artifact:
+    """A file that code wrote into its ``output_dir``."""
+
+    path: str
+    size: int
+    media_type: str
+
+
+@dataclass
 class Execution:
     """The outcome of :meth:`sandboxd.Sandbox.run_code`.
 
@@ -596,6 +605,7 @@ class Execution:
     findings: List[Finding] = field(default_factory=list)
     #: The operator's hook changed the code before it ran.
     amended: bool = False
+    artifacts: List[Artifact] = field(default_factory=list)
 
     @property
     def text(self) -> Optional[str]:

@@ -95,6 +95,12 @@ class Code(unittest.TestCase):
             with self.assertRaises(LanguageNotFoundException):
                 bare.run_code("puts 1", language="ruby")
 
+    def test_artifacts(self):
+        for options in ({}, {"stateless": True}):
+            code = "import os; os.makedirs('/tmp/out', exist_ok=True); open('/tmp/out/a.csv', 'a').write('1')"
+            found = self.sandbox.run_code(code, output_dir="/tmp/out", **options).artifacts
+            self.assertEqual([(a.path, a.media_type) for a in found], [("/tmp/out/a.csv", "text/csv")])
+
     def test_contexts(self):
         context = self.sandbox.create_code_context(cwd="/tmp", envs={"A": "b"})
         run = lambda code: self.sandbox.run_code(code, context=context)

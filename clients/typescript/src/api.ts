@@ -83,6 +83,17 @@ export interface AgentRunList {
 /** AgentRunState is the phase of a run. */
 export type AgentRunState = "running" | "stopped" | "ended"
 
+/** Artifact is a regular file that was written into the output directory of a run. */
+export interface Artifact {
+  /** absolute; invalid UTF-8 is replaced */
+  path: string
+  /** set only if Path is not exact (base64) */
+  path_bytes?: string
+  size: number
+  /** by the name's extension */
+  media_type: string
+}
+
 /**
  * Build holds the options of a build. It is the parameter "options" of POST /v1/builds, as JSON;
  * the body is the context, a tar stream. The answer is one BuildEvent per line.
@@ -231,6 +242,8 @@ export interface CodeEvent {
   exit?: Exit
   /** in "end" */
   usage?: Usage
+  /** in "end" */
+  artifacts?: Artifact[]
   /** Findings and Amended are those of CodeResult; in "started". */
   findings?: CodeFinding[]
   amended?: boolean
@@ -309,6 +322,11 @@ export interface CodeRequest {
    */
   library_dir?: string
   /**
+   * OutputDir is the absolute path of a directory of the sandbox. The files that are written there
+   * during the run are its artifacts. The code may make it.
+   */
+  output_dir?: string
+  /**
    * Timeout is the time in seconds after which every process of the run is killed, from its start;
    * installation and compilation count. The output until then is kept. In a context the run is
    * interrupted, and the context is restarted if that does not end it. 0 means only the sandbox's
@@ -340,6 +358,8 @@ export interface CodeResult {
   execution_count?: number
   exit: Exit
   usage: Usage
+  /** of OutputDir, by path; at most 1000 */
+  artifacts?: Artifact[]
   /** output beyond OutputLimit was dropped */
   truncated?: boolean
   /** Findings are those of the code policies that did not refuse the code, by line. */

@@ -1,4 +1,4 @@
-import type { CodeEvent, CodeFailure, CodeRequest, CodeValue, Context as ContextRecord, ContextList, Language, LanguageList, Sandbox } from './api.js'
+import type { Artifact, CodeEvent, CodeFailure, CodeRequest, CodeValue, Context as ContextRecord, ContextList, Language, LanguageList, Sandbox } from './api.js'
 import { Output } from './bytes.js'
 import { environment, pick, seconds } from './commands.js'
 import type { Connection, RequestOpts } from './connection.js'
@@ -84,6 +84,8 @@ export class Execution {
   declare error?: ExecutionError
   /** Number of the run in its context, from 1 on. */
   declare executionCount?: number
+  /** Files that the code wrote into `output_dir` of its request. */
+  readonly artifacts: Artifact[] = []
   /** Exit code; of a context 1 after an exception. */
   declare exitCode?: number
 
@@ -249,6 +251,7 @@ export class Code {
         case 'end':
           await stdout(undefined)
           await stderr(undefined)
+          run.artifacts.push(...event.artifacts ?? [])
           run.exitCode = event.exit?.code ?? 0
           if (event.exit?.timeout) throw new TimeoutError(`the code was ended at its timeout of ${timeoutMs} ms`, { result: run })
           return run

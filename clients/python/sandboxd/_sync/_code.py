@@ -20,6 +20,7 @@ from ..exceptions import (
 )
 from ..models import (
     OWN_LABELS,
+    Artifact,
     Context,
     Envs,
     Execution,
@@ -235,6 +236,9 @@ class Code:
     def _end(self, run: Execution, event: Mapping[str, Any], timeout: Optional[float]) -> Execution:
         end = _requests.Ending(event.get("exit") or {})
         run.exit_code, run.timed_out, run.oom = end.code, end.timeout, end.oom
+        run.artifacts = [
+            Artifact(str(a["path"]), int(a["size"]), str(a["media_type"])) for a in event.get("artifacts") or []
+        ]
         if end.timeout:
             after = f" of {timeout:g} s" if timeout else ""
             e = TimeoutException(f"the code was ended at its timeout{after}")

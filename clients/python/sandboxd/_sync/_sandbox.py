@@ -532,6 +532,7 @@ class Sandbox:
         timeout: Optional[float] = DEFAULT_CODE_TIMEOUT,
         libraries: Optional[Sequence[str]] = None,
         library_dir: Optional[str] = None,
+        output_dir: Optional[str] = None,
         stateless: bool = False,
         request_timeout: Optional[float] = None,
         **more: Any,
@@ -544,12 +545,15 @@ class Sandbox:
 
         ``policy`` is the text of a code policy that judges the code beside the daemon's own; with
         ``check=True`` nothing runs. Refused code raises CodeRefusedException.
+        The files that it writes into ``output_dir`` are ``Execution.artifacts``.
 
         An exception of the code is ``Execution.error``. After ``timeout`` seconds the code is ended
         and TimeoutException raised; 0 means no end but the sandbox's.
         """
         if library_dir is not None:
             more["library_dir"] = library_dir
+        if output_dir is not None:
+            more["output_dir"] = output_dir
         if "stdin" in more:
             more["stdin"] = _requests.stdin(more["stdin"])
         return self._code.run(

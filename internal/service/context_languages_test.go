@@ -1,0 +1,324 @@
+package service_test
+
+import (
+	"bytes"
+	"fmt"
+	"image/png"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+)
+
+// A run is code in a context, and its [summary].
+type run struct{ code, want string }
+
+// A tongue is a language whose kernel leaves its streams to programs, with code and its outcomes.
+type tongue struct {
+	name, peer string
+	runs       []run
+	fails      []run    // want is the traceback, with "N" for the number of the run
+	env        run      // shows the variables A of the context, and B of the run
+	busy       []string // does not end, but when it is interrupted
+	waits      string   // runs "sleep 1000", and may end without error when that is interrupted
+	after      run
+	large      string   // is a text of 3,000,000 letters
+	lines      string   // prints the numbers from 1 to 50000
+	flood      string   // runs $1 as a program of sh
+	dies       string   // ends the process with exit code 4
+	hostile    []string // breaks the protocol
+}
+
+var tongues = []tongue{
+	{
+		name: "js", peer: "node",
+		runs: slices.Concat(ofNode, []run{
+			{"throw null", `"" "" Error: null`},
+			{"let w = (", `"" "" SyntaxError: Unexpected end of input`},
+		}),
+		fails: []run{{"function g() {\n  nosuch()\n}\ng()", "ReferenceError: nosuch is not defined\n    at g (<cell N>:2:3)\n    at <cell N>:4:1"}},
+		env:   run{"process.env.A + process.env.B", `"" "" [ab c]*`},
+		busy:  []string{"while (true) {}", "await new Promise(() => setTimeout(() => {}, 1e9))"},
+		waits: "require('child_process').execSync('sleep 1000')", after: run{"f()", `"" "" [6]*`},
+		large: "'x'.repeat(3000000)", lines: "for (let i = 1; i <= 50000; i++) console.log(i)", flood: "require('child_process').execSync('$1', {stdio: 'inherit'}); undefined", dies: "process.exit(4)",
+		hostile: []string{forgeNode + "put('? 1 0\\n')", forgeNode + "put('d 999 2\\n{}')", forgeNode + "put('r ' + n + ' 99999\\n')", forgeNode + "put('r ' + n + ' 2\\n[]')"},
+	},
+	{
+		name: "ts", peer: "node",
+		runs: slices.Concat(ofNode, []run{
+			{"interface P { x: number }\n\nconst p: P = {x: 5}", `"" ""`},
+			{"enum E { A = p.x, B = 7 }\nE.B as number", `"" "" [7]*`},
+			{"type A = {b: string}", `"" ""`},
+		}),
+		fails: []run{{
+			"interface Q {\n  y?: {z: number}\n}\nenum F { C }\nfunction h(q: Q): number {\n\n  return q.y!.z\n}\n\nh({})",
+			"TypeError: Cannot read properties of undefined (reading 'z')\n    at h (<cell N>:7:15)\n    at <cell N>:10:1",
+		}},
+		env:   run{"(process.env.A as string) + process.env.B", `"" "" [ab c]*`},
+		busy:  []string{"while (true as boolean) {}"},
+		waits: "require('child_process').execSync('sleep 1000')", after: run{"f()", `"" "" [6]*`},
+		large: "'x'.repeat(3000000) as string", lines: "for (let i: number = 1; i <= 50000; i++) console.log(i)", flood: "require('child_process').execSync('$1', {stdio: 'inherit'}); undefined", dies: "process.exit(4)",
+		hostile: []string{forgeNode + "put('d 999 2\\n{}')"},
+	},
+	{
+		name: "rb", peer: "ruby",
+		runs: []run{
+			{"x = 5; def f(n) = 6 / n", `"" "" [:f]*`},
+			{"puts x; warn 'e'; f(1) + x", `"5\n" "e\n" [11]*`},
+			{"'text'", `"" "" ["text"]*`},
+			{"_ + 's'", `"" "" ["texts"]*`},
+			{"nil", `"" ""`},
+			{"display(1, 'two')", `"" "" [1] ["two"]`},
+			{"raise ArgumentError, 'bad'", `"" "" ArgumentError: bad`},
+			{"raise 'žluť'", `"" "" RuntimeError: žluť`},
+			{"puts 'a'; system('echo b; echo c >&2'); puts 'd'", `"a\nb\nd\n" "c\n"`},
+			{"gets", `"" ""`},
+			{"exit 3", `"" "" SystemExit: exit`},
+			{"abort 'said'", `"" "said\n" SystemExit: said`},
+			{"throw :x", `"" "" UncaughtThrowError: uncaught throw :x`},
+			{"def (o = Object.new).inspect = raise('no'); o", `"" "" RuntimeError: no`},
+			{"fork { puts 'child' }; Process.wait; nil", `"child\n" ""`},
+			{"fork; Process.wait rescue 0; nil", `"" ""`},
+			{"require 'stringio'; $stdout.sync = false; print 'held'; $stdout = StringIO.new; puts 'lost'", `"held" ""`},
+			{"$stdout = STDOUT; print \"\\0\"", `"` + "\\x00" + `" ""`},
+			{"", `"" ""`},
+		},
+		fails: []run{
+			{"def g\n  raise 'bad'\nend\n\ng", "<cell N>:2:in `g': bad (RuntimeError)\n\tfrom <cell N>:5:in `<main>'"},
+			{"begin\n  g\nrescue\n  raise IOError\nend", "<cell N>:4:in `rescue in <main>': IOError (IOError)\n\tfrom <cell N>:1:in `<main>'\n<cell 20>:2:in `g': bad (RuntimeError)\n\tfrom <cell N>:2:in `<main>'"},
+		},
+		env:   run{"ENV.values_at('A', 'B')", `"" "" [["a", "b c"]]*`},
+		busy:  []string{"sleep", "loop {}", "n = 0; n += 1 while true", "Thread.new { sleep }.join", "begin; sleep; ensure; puts; end"},
+		waits: "system('sleep 1000')", after: run{"f(1)", `"" "" [6]*`},
+		large: "'x' * 2_999_998", lines: "1.upto(50000) { |i| puts i }", flood: "system('$1'); nil", dies: "exit! 4",
+		hostile: []string{
+			"SANDBOXD.send(:say, '?', '{}')", "SANDBOXD.send(:say, 'r', '[]')", "SANDBOXD.send(:say, 'r', '{} {}')",
+			"SANDBOXD.instance_variable_set(:@number, 999); SANDBOXD.send(:say, 'd', '{}')", "loop { SANDBOXD.send(:say, '+', 'x' * 40000) }",
+		},
+	},
+	{
+		name: "R", peer: "Rscript",
+		runs: []run{
+			{"x <- 5; f <- function(n) if (n == 0) stop('zero') else 6 / n", `"" ""`},
+			{"cat(x, '\\n'); message('e'); f(1) + x", `"5 \n" "e\n" [[1] 11]*`},
+			{"1; invisible(2); 3; y <- 4", `"" "" [[1] 1] [[1] 3]`},
+			{"'text'", `"" "" [[1] "text"]*`},
+			{".Last.value", `"" "" [[1] "text"]*`},
+			{"display(1, 'two')", `"" "" [[1] 1] [[1] "two"]`},
+			{"f(0)", `"" "" Error: zero`},
+			{"stop('žluť 🐎')", `"" "" Error: žluť 🐎`},
+			{"'žluť 🐎 \\\\ \"'", `"" "" [[1] "žluť 🐎 \\ \""]*`},
+			{"library(nosuchlib)", `"" "" packageNotFoundError: there is no package called ‘nosuchlib’`},
+			{"cat('a\\n'); invisible(system('echo b; echo c >&2')); cat('d\\n')", `"a\nb\nd\n" "c\n"`},
+			{"con <- file('stdin'); print(readLines(con)); close(con)", `"character(0)\n" ""`},
+			{"q(status = 3)", `"" "" SystemExit: 3`},
+			{"warning('careful')", `"" "Warning: careful\n"`},
+			{"sink('/dev/null'); cat('lost'); 7", `"" "" [[1] 7]*`},
+			{"sink(); sink(stdout(), type = 'message'); message('there')", `"there\n" ""`},
+			{"sink(type = 'message'); NULL", `"" "" [NULL]*`},
+			{"invisible(parallel::mclapply(1:2, function(i) i)); ls()", `"" "" [[1] "con" "f"   "x"   "y"  ]*`},
+			{"cat('a\n  \tb'); cat('\\\\', \"\\\"\", '%s')", `"a\n  \tb\\ \" %s" ""`},
+			{"data.frame(a = c(1.5, NA), b = c('x', '<y>'))", "\"\" \"\" [    a   b\n1 1.5   x\n2  NA <y>]*"},
+			{"", `"" ""`},
+		},
+		fails: []run{
+			{"g <- function(x) {\n  y <- x\n  nosuch(y)\n}\n\ng(1)", "Error in nosuch(y): could not find function \"nosuch\"\n  <cell N>:6  g(1)\n  <cell N>:3  nosuch(y)"},
+			{"1\nzz", "Error: object 'zz' not found\n  <cell N>:2"},
+			{"x = (", "Error: <cell N>:2:0: unexpected end of input\n1: x = (\n   ^"},
+		},
+		env:   run{"paste0(Sys.getenv('A'), Sys.getenv('B'))", `"" "" [[1] "ab c"]*`},
+		busy:  []string{"Sys.sleep(1000)", "while (TRUE) {}", "repeat x <- x + 1", "for (i in 1:1e9) sqrt(i)"},
+		waits: "system('sleep 1000')", after: run{"f(1)", `"" "" [[1] 6]*`},
+		large: "noquote(strrep('x', 2999996))", lines: "writeLines(as.character(1:50000))", flood: "invisible(system('$1'))", dies: "base::quit(status = 4)",
+		hostile: []string{
+			"environment(q)$say('?', '{}')", "environment(q)$say('r', '[]')", "environment(q)$say('o', 'x')",
+			"e <- environment(q); e$number <- 999; e$say('d', '{}')",
+		},
+	},
+}
+
+// ofNode is JavaScript, which TypeScript is too.
+var ofNode = []run{
+	{"const x = 5; let y = 1; function f() { return x + y }", `"" ""`},
+	{"console.log(x); console.error('e'); f()", `"5\n" "e\n" [6]*`},
+	{"'text'", `"" "" [text]*`},
+	{"await new Promise(r => setTimeout(() => r([1, {a: 2}]), 5))", `"" "" [[ 1, { a: 2 } ]]*`},
+	{"const z = await 3; z + 1", `"" "" [4]*`},
+	{"_ + z", `"" "" [7]*`},
+	{"display(1, 'two'); undefined", `"" "" [1] [two]`},
+	{"throw new TypeError('bad')", `"" "" TypeError: bad`},
+	{"await Promise.reject(new RangeError('later'))", `"" "" RangeError: later`},
+	{"console.log('a'); require('child_process').execSync('echo b', {stdio: 'inherit'}); console.log('c')", `"a\nb\nc\n" ""`},
+	{"process.stdin.read()", `"" "" [null]*`},
+	{"({[Symbol.for('nodejs.util.inspect.custom')]() { throw 1 }})", `"" ""`},
+	{"throw {get stack() { throw 1 }, message: 'm'}", `"" "" Error: m`},
+	{"'after'", `"" "" [after]*`},
+	{"import util, {inspect as i} from 'util'\nimport * as path from \"path\"", `"" ""`},
+	{"typeof util.format + i(1) + path.basename('/a/b')", `"" "" [function1b]*`},
+	{"import none from 'node:nosuch'", `"" "" Error: No such built-in module: node:nosuch`},
+	{"", `"" ""`},
+}
+
+// forgeNode makes put, which writes a message of the kernel's, and n, the number of the run.
+const forgeNode = "var fs = require('fs'), key = fs.readFileSync('/proc/self/cmdline', 'utf8').split('\\0')[3]\n" +
+	"var put = (text) => { fs.writeSync(4, '\\0' + key + ':' + text) }, n = 1\n"
+
+func TestContextLanguages(t *testing.T) {
+	for _, l := range tongues {
+		t.Run(l.name, func(t *testing.T) {
+			testenv.RequirePeer(t, l.peer)
+			d, sb := contextBench(t)
+			c := newContext(d, sb.ID, api.CreateContext{Language: l.name, Env: []string{"A=a"}})
+			count := 0
+			try := func(code string, env ...string) api.CodeResult {
+				t.Helper()
+				count++
+				res := runReq(d, c, api.CodeRequest{Code: code, Env: env})
+				if res.ExecutionCount != count {
+					t.Errorf("%s: execution count %d, want %d", code, res.ExecutionCount, count)
+				}
+				return res
+			}
+			for _, r := range l.runs {
+				if got := summary(try(r.code)); got != r.want {
+					t.Errorf("%s\n got %s\nwant %s", r.code, got, r.want)
+				}
+			}
+			for _, r := range l.fails {
+				res := try(r.code)
+				if want := strings.ReplaceAll(r.want, "cell N", fmt.Sprint("cell ", count)); res.Failure == nil || res.Failure.Traceback != want || res.Exit.Code != 1 {
+					t.Errorf("%s\n got %+v\nwant %s", r.code, res.Failure, want)
+				}
+			}
+			if got := summary(try(l.env.code, "B=b c")); got != l.env.want {
+				t.Errorf("%s: %s", l.env.code, got)
+			}
+			if got := summary(try(l.env.code)); got == l.env.want {
+				t.Errorf("%s: another run's environment", l.env.code)
+			}
+			l.interrupts(t, d, c)
+			l.floods(t, d, c)
+			l.ends(t, d, c)
+		})
+	}
+}
+
+// interrupts has the timeouts of runs end, and then looks for what was there before.
+func (l *tongue) interrupts(t *testing.T, d *daemontest.Running, c api.Context) {
+	t.Helper()
+	for _, code := range append(l.busy, l.waits) {
+		res := runReq(d, c, api.CodeRequest{Code: code, Timeout: 0.3})
+		failed := res.Failure != nil && res.Failure.Name == "KeyboardInterrupt"
+		if !res.Exit.Timeout || !failed && code != l.waits || res.Failure != nil && strings.HasPrefix(res.Failure.Name, "Context") {
+			t.Errorf("%s: %.200s %+v", code, summary(res), res.Exit)
+		}
+		if got := summary(runIn(d, c, l.after.code)); got != l.after.want {
+			t.Errorf("after %s: %s", code, got)
+		}
+	}
+}
+
+// floods has more output and larger results than fit into one message.
+func (l *tongue) floods(t *testing.T, d *daemontest.Running, c api.Context) {
+	t.Helper()
+	var got strings.Builder
+	streamed(t, d, api.CodeRequest{Code: l.lines}, c, func(e api.CodeEvent) { got.WriteString(e.Text) })
+	if n := strings.Count(got.String(), "\n"); n != 50000 || !strings.HasSuffix(got.String(), "\n50000\n") {
+		t.Errorf("%d lines, %.300q", n, got.String())
+	}
+	if res := runIn(d, c, l.large); len(res.Results) != 1 || len(res.Results[0].Text) != 3000000 {
+		t.Errorf("%.200s", summary(res))
+	}
+	n := map[api.CodeEventType]int{}
+	streamed(t, d, api.CodeRequest{Code: strings.Replace(l.flood, "$1", "head -c 300000 /dev/zero; head -c 200000 /dev/zero >&2", 1)}, c, func(e api.CodeEvent) {
+		n[e.Type] += len(e.Text) + len(e.Data)
+	})
+	if n[api.CodeStdout] != 300000 || n[api.CodeStderr] != 200000 {
+		t.Error(n)
+	}
+}
+
+// ends has the process end and break its protocol, which harms no other context.
+func (l *tongue) ends(t *testing.T, d *daemontest.Running, c api.Context) {
+	t.Helper()
+	res := runIn(d, c, l.dies)
+	if res.Failure == nil || res.Failure.Name != "ContextDied" || !strings.Contains(res.Failure.Value, "exit code 4") {
+		t.Error(summary(res))
+	}
+	other := newContext(d, c.Sandbox, api.CreateContext{Language: l.name})
+	runIn(d, other, l.runs[0].code)
+	for _, code := range l.hostile {
+		res := runReq(d, c, api.CodeRequest{Code: code, Timeout: testenv.HungAfter.Seconds()})
+		if res.Failure == nil || res.Failure.Name != "ContextRestarted" {
+			t.Errorf("%s: %.300s", code, summary(res))
+		}
+	}
+	if got := summary(runIn(d, other, l.runs[1].code)); got != l.runs[1].want {
+		t.Errorf("another context says %s", got)
+	}
+	if now := daemontest.Decode[api.Context](t, d.Do("GET", "/v1/sandboxes/"+c.Sandbox+"/contexts/"+c.ID, nil), http.StatusOK); now.State != api.ContextIdle {
+		t.Errorf("%+v", now)
+	}
+}
+
+// The creation of a context names the means to remove types that the image lacks.
+func TestTypeScriptWithoutMeans(t *testing.T) {
+	testenv.RequirePeer(t, "node")
+	d, sb := contextBench(t)
+	dir := t.TempDir() // programs see this machine's files
+	const bare = "ln -s $(command -v node) $(command -v sh) $0 && node -p 'typeof require(\"module\").stripTypeScriptTypes'"
+	made := daemontest.Decode[api.ExecResult](t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/exec", api.ExecRequest{Argv: []string{"sh", "-c", bare, dir}}), http.StatusOK)
+	rep := d.Do("POST", "/v1/sandboxes/"+sb.ID+"/contexts", api.CreateContext{Language: "typescript", Env: []string{"PATH=" + dir}})
+	switch {
+	case made.Stdout == "function\n":
+		if rep.Status != http.StatusCreated {
+			t.Errorf("%d %s", rep.Status, rep.Body)
+		}
+	case rep.Status == http.StatusCreated, !strings.Contains(string(rep.Body), "typescript needs node 22.13, 23.2 or later, or esbuild"):
+		t.Errorf("%d %s, %+v", rep.Status, rep.Body, made)
+	}
+}
+
+// Each page that R's code draws is a result.
+func TestRPlots(t *testing.T) {
+	testenv.RequirePeer(t, "Rscript")
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{Language: "r"})
+	for _, plot := range []struct{ code, want string }{
+		{"plot(1:10)", "700x500"},
+		{"plot(1:10); plot(1:5); lines(1:3); 9", "[1] 9* 700x500 700x500"},
+		{"par(mfrow = c(1, 2)); hist(c(1, 2, 2)); barplot(1:3)", "700x500"},
+		{"invisible(par(mfrow = c(1, 2)))", ""},
+		{"options(repr.plot.width = 4, repr.plot.height = 3, repr.plot.res = 50); plot.new(); dev.off()", "200x150 null device \n          1 *"},
+		{"print.pic <- function(x, ...) plot.new()\nstructure(1, class = 'pic')", "200x150*"},
+		{"f <- tempfile(); png(f); plot(1); invisible(dev.off()); file.exists(f)", "[1] TRUE*"},
+		{"plot.new(); stop('late')", "200x150 Error"},
+	} {
+		res := runIn(d, c, plot.code)
+		var got []string
+		for _, v := range res.Results {
+			one := v.Text
+			if v.PNG != nil {
+				size, err := png.DecodeConfig(bytes.NewReader(v.PNG))
+				if err != nil {
+					t.Fatalf("%s: %v", plot.code, err)
+				}
+				one = fmt.Sprintf("%dx%d", size.Width, size.Height)
+			}
+			if v.Main {
+				one += "*"
+			}
+			got = append(got, one)
+		}
+		if res.Failure != nil {
+			got = append(got, res.Failure.Name)
+		}
+		if got := strings.Join(got, " "); got != plot.want {
+			t.Errorf("%s\n got %s\nwant %s", plot.code, got, plot.want)
+		}
+	}
+}
