@@ -322,3 +322,31 @@ func TestRPlots(t *testing.T) {
 		}
 	}
 }
+
+// An interrupt that comes before the process has read the code is one of the run, and the context
+// keeps its state. Node has an instant without handler there, and may die.
+func TestInterruptBeforeTheCode(t *testing.T) {
+	for _, l := range []struct{ name, peer, set, endless, get, want string }{
+		{"python", "python3", "x = 1", "while True: pass", "x", `"" "" [1]*`},
+		{"bash", "bash", "x=1", "while :; do :; done", "echo $x", `"1\n" ""`},
+		{"ruby", "ruby", "x = 1; nil", "loop {}", "x", `"" "" [1]*`},
+		{"r", "Rscript", "x <- 1", "repeat {}", "x", `"" "" [[1] 1]*`},
+	} {
+		t.Run(l.name, func(t *testing.T) {
+			testenv.RequirePeer(t, l.peer)
+			d, sb := contextBench(t)
+			c := newContext(d, sb.ID, api.CreateContext{Language: l.name})
+			runIn(d, c, l.set)
+			for range 10 {
+				streamed(t, d, api.CodeRequest{Code: l.endless}, c, func(e api.CodeEvent) {
+					if e.Type == api.CodeStarted {
+						d.Do("POST", "/v1/sandboxes/"+sb.ID+"/contexts/"+c.ID+"/interrupt", nil)
+					}
+				})
+				if got := summary(runIn(d, c, l.get)); got != l.want {
+					t.Fatal(got)
+				}
+			}
+		})
+	}
+}

@@ -8,7 +8,10 @@ BASH_ARGV0=bash
 shopt -s expand_aliases
 __sbx_key=$1
 shift
-__sbx_busy= __sbx_hit= __sbx_code= __sbx_depth=0 __sbx_ints=0 __sbx_count=0
+__sbx_busy= __sbx_hit= __sbx_code= __sbx_depth=0 __sbx_count=0
+# Signals that have come, until the last run's end, and those of runs that have ended; the daemon's
+# count of the latter.
+__sbx_ints=0 __sbx_seen=0 __sbx_passed=0 __sbx_told=0
 
 __sbx_say() { # TYPE RUN JSON
 	local LC_ALL=C
@@ -55,10 +58,13 @@ exit() {
 
 __sbx_run() { # RUN INTERRUPTS CODE [NAME=VALUE]... ., with escapes of printf's %b
 	local __sbx_number=$1 __sbx_i __sbx_name __sbx_value __sbx_source __sbx_status=0
-	for ((__sbx_i = 0; __sbx_i < 50 && __sbx_ints < $2; __sbx_i++)); do
+	local __sbx_due=$(($2 - __sbx_told))
+	for ((__sbx_i = 0; __sbx_i < 50 && __sbx_ints - __sbx_passed < __sbx_due; __sbx_i++)); do
 		read -r -t 0.01 <> <(:) || : # an interrupt of the last run may still be on its way
 	done
-	__sbx_ints=$2
+	((__sbx_seen - __sbx_passed > __sbx_due)) && __sbx_due=$((__sbx_seen - __sbx_passed))
+	__sbx_passed=$((__sbx_passed + __sbx_due)) __sbx_told=$2
+	((__sbx_ints < __sbx_passed)) && __sbx_ints=$__sbx_passed # one that does not come any more
 	printf -v __sbx_source %b "$3"
 	local -A __sbx_old=()
 	local -a __sbx_unset=()
@@ -73,8 +79,12 @@ __sbx_run() { # RUN INTERRUPTS CODE [NAME=VALUE]... ., with escapes of printf's 
 	((++__sbx_count))
 	trap __sbx_int INT
 	__sbx_hit= __sbx_code= __sbx_depth=${#FUNCNAME[@]} __sbx_busy=1
-	__sbx_eval || __sbx_status=$?
-	__sbx_busy=
+	if ((__sbx_ints > __sbx_passed)); then # it came before the code began
+		__sbx_hit=1
+	else
+		__sbx_eval || __sbx_status=$?
+	fi
+	__sbx_busy= __sbx_seen=$__sbx_ints
 	__sbx_settle
 	[[ -n $__sbx_code ]] && __sbx_status=$__sbx_code
 	for __sbx_name in "${!__sbx_old[@]}"; do export "$__sbx_name=${__sbx_old[$__sbx_name]}"; done

@@ -49,7 +49,9 @@
   nothing.end();
   Object.defineProperty(process, 'stdin', {configurable: true, enumerable: true, get: () => nothing});
 
-  let interrupts = 0;
+  // Signals that have come, until the last run's end, and those of runs that have ended; the
+  // daemon's count of the latter.
+  let [interrupts, seen, passed, told] = [0, 0, 0, 0];
   // Of what awaits; code that runs is interrupted by node itself.
   const onInterrupt = () => {
     interrupts++;
@@ -150,6 +152,7 @@
     if (!settle(pending, {error, thrown: true})) put(2, Buffer.from(clean(shown(error)) + '\n'));
   });
   const evaluate = async (code, name) => {
+    if (interrupts > passed) return {error: {code: 'ERR_SCRIPT_EXECUTION_INTERRUPTED'}, thrown: true}; // it came before the code began
     // Node closes its handler later than it says, and then resets the one that interrupts the code.
     process.removeListener('SIGINT', onInterrupt);
     await new Promise((done) => { setImmediate(done); });
@@ -170,9 +173,13 @@
   let count = 0;
   async function run(request) {
     const late = Date.now() + 500;
-    while (interrupts < (request.interrupts || 0) && Date.now() < late) {
+    const due = (request.interrupts || 0) - told;
+    while (interrupts - passed < due && Date.now() < late) {
       await new Promise((done) => setTimeout(done, 5));
     }
+    passed += Math.max(due, seen - passed);
+    told += due;
+    interrupts = Math.max(interrupts, passed); // one that does not come any more
     number = request.run;
     count++;
     const cpu = process.cpuUsage();
@@ -218,7 +225,7 @@
         publish(value, true);
       } catch { /* a value that refuses to be shown */ }
     }
-    interrupts = Math.max(interrupts, request.interrupts || 0);
+    seen = interrupts;
     put(ERR, Buffer.from(`\0${key}:s ${number} 0\n`));
     const used = process.cpuUsage(cpu);
     say('d', {ok: !failed, count, cpu_ms: (used.user + used.system) / 1000, memory_peak: process.resourceUsage().maxRSS * 1024});

@@ -13,7 +13,10 @@ class << (SANDBOXD = Object.new)
     @main = Thread.main
     @top = TOPLEVEL_BINDING
     @busy = false
-    @interrupts = @count = @number = 0
+    @count = @number = 0
+    # Signals that have come, until the last run's end, and those of runs that have ended; the daemon's
+    # count of the latter.
+    @interrupts = @seen = @passed = @told = 0
     # Descriptors that programs do not get; the user's code may redirect its own.
     @requests, @out, @err = $stdin.dup, $stdout.dup, $stderr.dup
     $stdin.reopen('/dev/null')
@@ -50,8 +53,10 @@ class << (SANDBOXD = Object.new)
   def run(request)
     late = now(Process::CLOCK_MONOTONIC) + 0.5
     expected = request['interrupts'] || 0
-    sleep(0.005) while @interrupts < expected && now(Process::CLOCK_MONOTONIC) < late
-    @interrupts = [@interrupts, expected].max
+    sleep(0.005) while @interrupts - @passed < expected - @told && now(Process::CLOCK_MONOTONIC) < late
+    @passed += [expected - @told, @seen - @passed].max
+    @told = expected
+    @interrupts = @passed if @interrupts < @passed # one that does not come any more
     @number = request['run']
     @count += 1
     handle
@@ -61,6 +66,7 @@ class << (SANDBOXD = Object.new)
     begin
       begin
         @busy = true
+        raise Interrupt, '' if @interrupts > @passed # it came before the code began
         value = evaluate(request['code'])
       ensure
         @busy = false
@@ -76,6 +82,7 @@ class << (SANDBOXD = Object.new)
       code = failure.is_a?(SystemExit) ? failure.status : 1
       say('x', describe(failure))
     end
+    @seen = @interrupts
     put(@err, "\0#{@key}:s #{@number} 0\n")
     say('d', ok: failure.nil?, count: @count, code: code, cpu_ms: 1000 * (used - cpu), memory_peak: peak)
   end
