@@ -15,7 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/daemon"
 	"github.com/sandboxd/sandboxd/internal/hostdir"
 	"github.com/sandboxd/sandboxd/internal/secrets"
-	codepolicy "github.com/sandboxd/sandboxd/interpreter/policy"
+	"github.com/sandboxd/sandboxd/interpreter/codepolicy"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 )

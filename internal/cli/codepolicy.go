@@ -7,14 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/sandboxd/sandboxd/interpreter/policy"
+	"github.com/sandboxd/sandboxd/interpreter/codepolicy"
 )
 
 // codePolicyDocument returns the code policy that a user names: presets joined by commas, or a
 // file, whose name has a slash or a dot. Its mistakes are told with their places.
 func codePolicyDocument(name string) ([]byte, error) {
 	if !strings.ContainsAny(name, "./") {
-		doc, err := policy.Named(name)
+		doc, err := codepolicy.Named(name)
 		if err != nil {
 			return nil, fmt.Errorf("%w; the name of a file has a slash or a dot", err)
 		}
@@ -25,12 +25,12 @@ func codePolicyDocument(name string) ([]byte, error) {
 		return nil, fmt.Errorf("read the code policy: %w", err)
 	}
 	defer f.Close()
-	doc, err := io.ReadAll(io.LimitReader(f, policy.MaxDocument+1))
+	doc, err := io.ReadAll(io.LimitReader(f, codepolicy.MaxDocument+1))
 	if err != nil {
 		return nil, fmt.Errorf("read the code policy: %w", err)
 	}
-	_, err = policy.Parse(doc)
-	if all := policy.Mistakes(err); len(all) > 1 {
+	_, err = codepolicy.Parse(doc)
+	if all := codepolicy.Mistakes(err); len(all) > 1 {
 		return nil, fmt.Errorf("%s:%w; and %d more mistakes", name, all[0], len(all)-1)
 	} else if len(all) == 1 {
 		return nil, fmt.Errorf("%s:%w", name, all[0])
@@ -39,10 +39,10 @@ func codePolicyDocument(name string) ([]byte, error) {
 }
 
 // readCodePolicy returns the code policy that a user names.
-func readCodePolicy(name string) (*policy.Policy, error) {
+func readCodePolicy(name string) (*codepolicy.Policy, error) {
 	doc, err := codePolicyDocument(name)
 	if err != nil {
 		return nil, err
 	}
-	return policy.Parse(doc)
+	return codepolicy.Parse(doc)
 }

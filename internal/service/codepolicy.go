@@ -15,7 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/codehook"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/interpreter"
-	"github.com/sandboxd/sandboxd/interpreter/policy"
+	"github.com/sandboxd/sandboxd/interpreter/codepolicy"
 )
 
 const (
@@ -51,12 +51,12 @@ type verdict struct {
 // operator's hook. Code that the hook has changed must pass the policies again.
 func (s *API) judge(ctx context.Context, run *judgedRun, req *api.CodeRequest) (v verdict, err error) {
 	v.code = req.Code
-	var policies []*policy.Policy
+	var policies []*codepolicy.Policy
 	if s.opts.CodePolicy != nil {
 		policies = append(policies, s.opts.CodePolicy)
 	}
 	if req.Policy != "" {
-		p, err := policy.Parse([]byte(req.Policy))
+		p, err := codepolicy.Parse([]byte(req.Policy))
 		if err != nil {
 			return v, class.Invalidf("policy: %w", err)
 		}
@@ -79,12 +79,12 @@ func (s *API) judge(ctx context.Context, run *judgedRun, req *api.CodeRequest) (
 }
 
 // check returns the findings of policies that refuse nothing.
-func (s *API) check(ctx context.Context, run *judgedRun, policies []*policy.Policy, text string, libraries []string) ([]api.CodeFinding, error) {
+func (s *API) check(ctx context.Context, run *judgedRun, policies []*codepolicy.Policy, text string, libraries []string) ([]api.CodeFinding, error) {
 	if len(policies) == 0 {
 		return nil, nil
 	}
-	code := &policy.Code{Language: run.lang.Name, Text: text, Cell: run.context != "", Libraries: libraries}
-	reads := func(p *policy.Policy) bool { return p.Reads(code.Language) }
+	code := &codepolicy.Code{Language: run.lang.Name, Text: text, Cell: run.context != "", Libraries: libraries}
+	reads := func(p *codepolicy.Policy) bool { return p.Reads(code.Language) }
 	if code.Language == "python" && slices.ContainsFunc(policies, reads) {
 		var err error
 		if code.Imports, err = s.pythonImports(ctx, run, text); err != nil {
@@ -99,7 +99,7 @@ func (s *API) check(ctx context.Context, run *judgedRun, policies []*policy.Poli
 			return nil, context.Cause(ctx)
 		}
 	}
-	found, refused := policy.Check(policies, code)
+	found, refused := codepolicy.Check(policies, code)
 	if refused {
 		return found, refuse(found, "%s", tell(found))
 	}
@@ -142,9 +142,9 @@ func tell(findings []api.CodeFinding) string {
 // pythonImports reads the imports of Python code with the sandbox's own Python. The program and its
 // answer are the sandbox's: they add to the imports that the daemon reads itself, and take none
 // away.
-func (s *API) pythonImports(ctx context.Context, run *judgedRun, text string) ([]policy.Import, error) {
+func (s *API) pythonImports(ctx context.Context, run *judgedRun, text string) ([]codepolicy.Import, error) {
 	isCell := run.context != ""
-	args := []string{"-I", "-S", "-W", "ignore", "-c", policy.PythonReader}
+	args := []string{"-I", "-S", "-W", "ignore", "-c", codepolicy.PythonReader}
 	if isCell {
 		args = append(args, "cell")
 	}
@@ -157,7 +157,7 @@ func (s *API) pythonImports(ctx context.Context, run *judgedRun, text string) ([
 	}
 	for _, name := range []string{"python3", "python"} {
 		x, err := s.startFed(ctx, run.sandbox, api.ExecRequest{
-			Argv: append([]string{name}, args...), Stdin: policy.PythonInput(text, isCell), User: run.user, Timeout: timeout.Seconds(),
+			Argv: append([]string{name}, args...), Stdin: codepolicy.PythonInput(text, isCell), User: run.user, Timeout: timeout.Seconds(),
 		}, false)
 		if errors.Is(err, class.ErrProgramMissing) {
 			continue
@@ -166,7 +166,7 @@ func (s *API) pythonImports(ctx context.Context, run *judgedRun, text string) ([
 			return nil, err
 		}
 		defer x.Close()
-		stdout, stderr := head{limit: policy.MaxPythonAnswer}, head{limit: 256}
+		stdout, stderr := head{limit: codepolicy.MaxPythonAnswer}, head{limit: 256}
 		exit, _, err := x.Stream(ctx, x.keepIn(&stdout, &stderr))
 		switch {
 		case err != nil:
@@ -176,7 +176,7 @@ func (s *API) pythonImports(ctx context.Context, run *judgedRun, text string) ([
 		case exit.Timeout, exit.Code != 0:
 			return nil, refuse(nil, "the imports are not read: the sandbox's %s ended with code %d: %s", name, exit.Code, strings.ToValidUTF8(string(stderr.buf), "\uFFFD"))
 		}
-		found, err := policy.ReadPython(stdout.buf)
+		found, err := codepolicy.ReadPython(stdout.buf)
 		if err != nil {
 			return nil, refuse(nil, "the imports are not read: answer of the sandbox's %s: %v", name, err)
 		}

@@ -47,7 +47,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/service/pool"
 	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/internal/volume"
-	codepolicy "github.com/sandboxd/sandboxd/interpreter/policy"
+	"github.com/sandboxd/sandboxd/interpreter/codepolicy"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
