@@ -13,7 +13,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -75,62 +74,21 @@ func ociPeer(name, bundle string) peer {
 func bwrapPeer(b *testing.B) peer {
 	b.Helper()
 	args := []string{"--unshare-all"}
-	for _, d := range hostDirs(b) {
-		if d.link != "" {
-			args = append(args, "--symlink", d.link, d.path)
+	for _, d := range harness.HostDirs(b) {
+		if d.Link != "" {
+			args = append(args, "--symlink", d.Link, d.Path)
 		} else {
-			args = append(args, "--ro-bind", d.path, d.path)
+			args = append(args, "--ro-bind", d.Path, d.Path)
 		}
 	}
 	args = append(args, "/bin/echo", "x")
 	return peer{"bwrap", func(ctx context.Context, _ int) *exec.Cmd { return exec.CommandContext(ctx, "bwrap", args...) }}
 }
 
-// podmanPeer runs by runc, because Debian's crun refuses hosts with both versions of cgroups.
 func podmanPeer(b *testing.B) peer {
 	b.Helper()
-	root := b.TempDir()
-	var volumes []string
-	for _, d := range hostDirs(b) {
-		if d.link == "" {
-			volumes = append(volumes, "--volume", d.path+":"+d.path+":ro")
-		} else if err := os.Symlink(d.link, filepath.Join(root, d.path)); err != nil {
-			b.Fatal(err)
-		}
-	}
-	env, _, _ := harness.Podman(b)
-	args := append([]string{"--runtime", "runc", "--cgroup-manager", "cgroupfs", "run", "--rm", "--network", "none"}, volumes...)
-	args = append(args, "--rootfs", root, "/bin/echo", "x")
-	return peer{"podman", func(ctx context.Context, _ int) *exec.Cmd {
-		cmd := exec.CommandContext(ctx, "podman", args...)
-		cmd.Env = env
-		return cmd
-	}}
-}
-
-type hostDir struct {
-	path string
-	link string // its target, where it is a link
-}
-
-// hostDirs are those of the host image that this host has.
-func hostDirs(b *testing.B) []hostDir {
-	b.Helper()
-	var dirs []hostDir
-	for _, dir := range rootfs.HostDirs {
-		info, err := os.Lstat(dir)
-		if err != nil {
-			continue
-		}
-		d := hostDir{path: dir}
-		if info.Mode()&os.ModeSymlink != 0 {
-			if d.link, err = os.Readlink(dir); err != nil {
-				b.Fatal(err)
-			}
-		}
-		dirs = append(dirs, d)
-	}
-	return dirs
+	podman := harness.PodmanHost(b)
+	return peer{"podman", func(ctx context.Context, _ int) *exec.Cmd { return podman.Run(ctx, nil, "/bin/echo", "x") }}
 }
 
 // ociBundle is the host image as a bundle: the host's directories read-only on a small root.
@@ -154,14 +112,14 @@ func ociBundle(b *testing.B, runc string) string {
 	if err := os.Mkdir(root, 0o755); err != nil {
 		b.Fatal(err)
 	}
-	for _, d := range hostDirs(b) {
-		if d.link != "" {
-			if err := os.Symlink(d.link, filepath.Join(root, d.path)); err != nil {
+	for _, d := range harness.HostDirs(b) {
+		if d.Link != "" {
+			if err := os.Symlink(d.Link, filepath.Join(root, d.Path)); err != nil {
 				b.Fatal(err)
 			}
 			continue
 		}
-		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: d.path, Source: d.path, Type: "none", Options: []string{"rbind", "ro", "nosuid", "nodev"}})
+		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: d.Path, Source: d.Path, Type: "none", Options: []string{"rbind", "ro", "nosuid", "nodev"}})
 	}
 	// No network either.
 	spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace})
