@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,8 +18,8 @@ import (
 // A hook that gives no clear answer refuses the code, in bounded time and memory.
 func TestHostileCodeHook(t *testing.T) {
 	testenv.RequirePeer(t, "python3")
-	var answer http.HandlerFunc
-	hook := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answer(w, r) }))
+	var answer atomic.Pointer[http.HandlerFunc] // a request that its client has left may come late
+	hook := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*answer.Load())(w, r) }))
 	defer hook.Close()
 	bench := func(timeout time.Duration) (*daemontest.Running, api.Sandbox) {
 		b := daemontest.New(t, servicetest.RealInit(t))
@@ -66,7 +67,7 @@ func TestHostileCodeHook(t *testing.T) {
 		{"gives much code", text(`{"decision": "allow", "code": "` + strings.Repeat("#", 1<<20+1) + `"}`), false, "its code is empty, or longer"},
 		{"gives many reasons", text(`{"decision": "deny", "reason": "` + strings.Repeat("x", 1001) + `"}`), false, "its reason is longer"},
 	} {
-		answer = c.answer
+		answer.Store(&c.answer)
 		d, sb := patient, patients
 		if c.hangs {
 			d, sb = hasty, hastys

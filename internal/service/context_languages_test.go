@@ -23,6 +23,7 @@ type tongue struct {
 	runs       []run
 	fails      []run    // want is the traceback, with "N" for the number of the run
 	env        run      // shows the variables A of the context, and B of the run
+	says       string   // prints a line
 	busy       []string // does not end, but when it is interrupted
 	waits      string   // runs "sleep 1000", and may end without error when that is interrupted
 	after      run
@@ -42,6 +43,7 @@ var tongues = []tongue{
 		}),
 		fails: []run{{"function g() {\n  nosuch()\n}\ng()", "ReferenceError: nosuch is not defined\n    at g (<cell N>:2:3)\n    at <cell N>:4:1"}},
 		env:   run{"process.env.A + process.env.B", `"" "" [ab c]*`},
+		says:  "console.log('now')",
 		busy:  []string{"while (true) {}", "await new Promise(() => setTimeout(() => {}, 1e9))"},
 		waits: "require('child_process').execSync('sleep 1000')", after: run{"f()", `"" "" [6]*`},
 		large: "'x'.repeat(3000000)", lines: "for (let i = 1; i <= 50000; i++) console.log(i)", flood: "require('child_process').execSync('$1', {stdio: 'inherit'}); undefined", dies: "process.exit(4)",
@@ -59,6 +61,7 @@ var tongues = []tongue{
 			"TypeError: Cannot read properties of undefined (reading 'z')\n    at h (<cell N>:7:15)\n    at <cell N>:10:1",
 		}},
 		env:   run{"(process.env.A as string) + process.env.B", `"" "" [ab c]*`},
+		says:  "console.log('now')",
 		busy:  []string{"while (true as boolean) {}"},
 		waits: "require('child_process').execSync('sleep 1000')", after: run{"f()", `"" "" [6]*`},
 		large: "'x'.repeat(3000000) as string", lines: "for (let i: number = 1; i <= 50000; i++) console.log(i)", flood: "require('child_process').execSync('$1', {stdio: 'inherit'}); undefined", dies: "process.exit(4)",
@@ -92,6 +95,7 @@ var tongues = []tongue{
 			{"begin\n  g\nrescue\n  raise IOError\nend", "<cell N>:4:in `rescue in <main>': IOError (IOError)\n\tfrom <cell N>:1:in `<main>'\n<cell 20>:2:in `g': bad (RuntimeError)\n\tfrom <cell N>:2:in `<main>'"},
 		},
 		env:   run{"ENV.values_at('A', 'B')", `"" "" [["a", "b c"]]*`},
+		says:  "puts 'now'",
 		busy:  []string{"sleep", "loop {}", "n = 0; n += 1 while true", "Thread.new { sleep }.join", "begin; sleep; ensure; puts; end"},
 		waits: "system('sleep 1000')", after: run{"f(1)", `"" "" [6]*`},
 		large: "'x' * 2_999_998", lines: "1.upto(50000) { |i| puts i }", flood: "system('$1'); nil", dies: "exit! 4",
@@ -131,6 +135,7 @@ var tongues = []tongue{
 			{"x = (", "Error: <cell N>:2:0: unexpected end of input\n1: x = (\n   ^"},
 		},
 		env:   run{"paste0(Sys.getenv('A'), Sys.getenv('B'))", `"" "" [[1] "ab c"]*`},
+		says:  "cat('now\\n')",
 		busy:  []string{"Sys.sleep(1000)", "while (TRUE) {}", "repeat x <- x + 1", "for (i in 1:1e9) sqrt(i)"},
 		waits: "system('sleep 1000')", after: run{"f(1)", `"" "" [[1] 6]*`},
 		large: "noquote(strrep('x', 2999996))", lines: "writeLines(as.character(1:50000))", flood: "invisible(system('$1'))", dies: "base::quit(status = 4)",
@@ -207,14 +212,28 @@ func TestContextLanguages(t *testing.T) {
 	}
 }
 
-// interrupts has the timeouts of runs end, and then looks for what was there before.
+// interrupts interrupts runs, and then looks for what was there before. Node has instants without
+// handler at both ends of a piece of code: its runs have a timeout, at which they are in the middle.
 func (l *tongue) interrupts(t *testing.T, d *daemontest.Running, c api.Context) {
 	t.Helper()
 	for _, code := range append(l.busy, l.waits) {
-		res := runReq(d, c, api.CodeRequest{Code: code, Timeout: 0.3})
-		failed := res.Failure != nil && res.Failure.Name == "KeyboardInterrupt"
-		if !res.Exit.Timeout || !failed && code != l.waits || res.Failure != nil && strings.HasPrefix(res.Failure.Name, "Context") {
-			t.Errorf("%s: %.200s %+v", code, summary(res), res.Exit)
+		req := api.CodeRequest{Code: l.says + "\n" + code}
+		asked := false
+		if l.peer == "node" {
+			req.Timeout, asked = 1, true
+		}
+		var failure *api.CodeFailure
+		streamed(t, d, req, c, func(e api.CodeEvent) {
+			if e.Type == api.CodeStdout && !asked {
+				asked = true
+				d.Do("POST", "/v1/sandboxes/"+c.Sandbox+"/contexts/"+c.ID+"/interrupt", nil)
+			}
+			if e.Failure != nil {
+				failure = e.Failure
+			}
+		})
+		if failure == nil && code != l.waits || failure != nil && (failure.Name != "KeyboardInterrupt" && code != l.waits || strings.HasPrefix(failure.Name, "Context")) {
+			t.Errorf("%s: %+v", code, failure)
 		}
 		if got := summary(runIn(d, c, l.after.code)); got != l.after.want {
 			t.Errorf("after %s: %s", code, got)

@@ -89,8 +89,6 @@ func TestContexts(t *testing.T) {
 	}
 }
 
-// A context without a run for its idle time goes, and so does its sandbox: a context that waits is
-// no use of it.
 // A context that was started ahead is confined as one that was not: its process differs in nothing
 // that the kernel tells of it.
 func TestSpareContextIsConfined(t *testing.T) {
@@ -145,6 +143,8 @@ func newSpareContext(t *testing.T, d *harness.Daemon, s *harness.Sandbox, req ap
 	}
 }
 
+// A context without a run for its idle time goes, and so does its sandbox: a context that waits is
+// no use of it.
 func TestContextIdles(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{IdleTimeout: 1})
