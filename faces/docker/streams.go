@@ -439,14 +439,14 @@ func (c *call) postWait() error {
 	c.w.WriteHeader(http.StatusOK)
 	c.flush()
 	code, err := c.f.await(c.ctx(), sb, condition, since, failed)
-	answer := container.WaitResponse{StatusCode: int64(code)}
 	if err != nil {
 		if c.ctx().Err() != nil {
 			return errAnswered
 		}
-		answer = container.WaitResponse{StatusCode: 125, Error: &container.WaitExitError{Message: err.Error()}}
+		c.f.log.Warn("a wait is cut off", "container", sb.ID, "error", err)
+		panic(http.ErrAbortHandler) // the client connects again: any code would be taken for the container's
 	}
-	return c.encode(answer)
+	return c.encode(container.WaitResponse{StatusCode: int64(code)})
 }
 
 // errFound ends the reading of events.
@@ -472,6 +472,8 @@ func (f *Face) await(ctx context.Context, sb *api.Sandbox, condition string, sin
 					code = *e.Code
 				} else if end, err := f.api.WaitSandbox(ctx, sb.ID); err == nil {
 					code = exitCode(end)
+				} else if !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
+					return err
 				}
 				if condition != "removed" {
 					return errFound
