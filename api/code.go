@@ -72,6 +72,8 @@ type CodeEvent struct {
 	Exit           *Exit        `json:"exit,omitempty"`      // in "end"; of a context, code 1 after a failure
 	Usage          *Usage       `json:"usage,omitempty"`     // in "end"
 	Artifacts      []Artifact   `json:"artifacts,omitempty"` // in "end"
+	// ArtifactsMissed is that of [CodeResult]; in "end".
+	ArtifactsMissed bool `json:"artifacts_missed,omitempty"`
 	// Findings and Amended are those of [CodeResult]; in "started".
 	Findings []CodeFinding `json:"findings,omitempty"`
 	Amended  bool          `json:"amended,omitempty"`
@@ -129,7 +131,10 @@ type CodeResult struct {
 	Exit           Exit         `json:"exit"`
 	Usage          Usage        `json:"usage"`
 	Artifacts      []Artifact   `json:"artifacts,omitempty"` // of OutputDir, by path; at most 1000
-	Truncated      bool         `json:"truncated,omitempty"` // output beyond OutputLimit was dropped
+	// ArtifactsMissed means that there may be more: over 1000, or the directory cannot be read as a
+	// whole.
+	ArtifactsMissed bool `json:"artifacts_missed,omitempty"`
+	Truncated       bool `json:"truncated,omitempty"` // output beyond OutputLimit was dropped
 	// Findings are those of the code policies that did not refuse the code, by line.
 	Findings []CodeFinding `json:"findings,omitempty"`
 	// Amended means that the operator's hook changed the code before it ran. Lines are then those of

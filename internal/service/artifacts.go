@@ -34,43 +34,52 @@ func mediaType(name string) string {
 	return "application/octet-stream"
 }
 
+// artifacts are the files that a run has written.
+type artifacts struct {
+	found  []api.Artifact
+	missed bool // there may be more
+}
+
 // outputs lists an output directory, and returns a function that lists the files which are written
-// there until it is called. Without a directory it returns none.
-func (s *API) outputs(ctx context.Context, ref, dir string) (written func() ([]api.Artifact, error), err error) {
+// there until it is called. Without a directory it returns none. The code may have made of the
+// directory what it likes: that it cannot be read any more is no error of the run.
+func (s *API) outputs(ctx context.Context, ref, dir string) (written func() artifacts, err error) {
 	if dir == "" {
-		return func() ([]api.Artifact, error) { return nil, nil }, nil
+		return func() artifacts { return artifacts{} }, nil
 	}
 	if err := validatePath("output_dir", dir); err != nil {
 		return nil, err
 	}
-	list := func() ([]api.FileEntry, error) {
+	list := func() (api.FileList, error) {
 		l, err := s.List(ctx, ref, dir, ListOptions{Depth: guest.MaxListDepth})
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) { // the code may make it, or take it away
 			err = nil
 		}
-		return l.Entries, err
+		return l, err
 	}
-	entries, err := list()
+	first, err := list()
 	if err != nil {
 		return nil, err
 	}
-	before := make(map[string]api.FileEntry, len(entries))
-	for _, e := range entries {
+	before := make(map[string]api.FileEntry, len(first.Entries))
+	for _, e := range first.Entries {
 		before[e.Path] = e
 	}
-	return func() ([]api.Artifact, error) {
-		entries, err := list()
-		if err != nil {
-			return nil, err
+	return func() artifacts {
+		now, err := list()
+		if err != nil || first.More { // what the first list has not told would seem to be new
+			return artifacts{missed: true}
 		}
-		var found []api.Artifact
-		for _, e := range entries {
+		a := artifacts{missed: now.More}
+		for _, e := range now.Entries {
 			old, known := before[e.Path]
-			if e.Type != api.TypeFile || known && old.Size == e.Size && old.MTime.Equal(e.MTime) || len(found) == maxArtifacts {
+			if e.Type != api.TypeFile || known && old.Size == e.Size && old.MTime.Equal(e.MTime) {
 				continue
 			}
-			found = append(found, api.Artifact{Path: e.Path, PathBytes: e.PathBytes, Size: e.Size, MediaType: mediaType(e.Path)})
+			if a.missed = a.missed || len(a.found) == maxArtifacts; len(a.found) < maxArtifacts {
+				a.found = append(a.found, api.Artifact{Path: e.Path, PathBytes: e.PathBytes, Size: e.Size, MediaType: mediaType(e.Path)})
+			}
 		}
-		return found, nil
+		return a
 	}, nil
 }

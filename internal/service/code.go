@@ -111,9 +111,8 @@ func (s *API) RunCode(ctx context.Context, ref string, req api.CodeRequest) (_ *
 	res := &api.CodeResult{
 		Results: []api.CodeValue{}, Failure: end.Failure, Exit: *end.Exit, Usage: *end.Usage, Findings: r.verdict.findings, Amended: r.verdict.amended,
 	}
-	if res.Artifacts, err = written(); err != nil {
-		return nil, nil, err
-	}
+	made := written()
+	res.Artifacts, res.ArtifactsMissed = made.found, made.missed
 	withLogs(res, &stdout, &stderr)
 	return res, func() {}, nil
 }
@@ -152,7 +151,7 @@ func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeReques
 		case api.CodeFailed:
 			res.Failure = e.Failure
 		case api.CodeEnded:
-			res.ExecutionCount, res.Artifacts = e.ExecutionCount, e.Artifacts
+			res.ExecutionCount, res.Artifacts, res.ArtifactsMissed = e.ExecutionCount, e.Artifacts, e.ArtifactsMissed
 			if e.Exit != nil {
 				res.Exit = *e.Exit
 			}
@@ -195,15 +194,13 @@ func (s *API) StreamCode(ctx context.Context, ref string, req api.CodeRequest, e
 	if err != nil {
 		return err
 	}
-	if end.Artifacts, err = written(); err != nil {
-		return err
-	}
+	made := written()
 	if end.Failure != nil {
 		if err := emit(api.CodeEvent{Type: api.CodeFailed, Time: time.Now().UTC(), Failure: end.Failure}); err != nil {
 			return err
 		}
 	}
-	return emit(api.CodeEvent{Type: api.CodeEnded, Time: time.Now().UTC(), Exit: end.Exit, Usage: end.Usage, Artifacts: end.Artifacts})
+	return emit(api.CodeEvent{Type: api.CodeEnded, Time: time.Now().UTC(), Exit: end.Exit, Usage: end.Usage, Artifacts: made.found, ArtifactsMissed: made.missed})
 }
 
 // codeOutput is the event of output of a run.

@@ -90,6 +90,7 @@ type place struct {
 	Ready      bool   // the process has said hello
 	Busy       bool   // the last run has not ended
 	Told       bool   // a client was told that the process ended
+	Sending    bool   // the code of the last run may not have been sent as a whole
 	Interrupt  bool   // the run under way is to be interrupted
 	Sent       bool   // it was
 }
@@ -713,7 +714,11 @@ func (s *core) resumeContexts() {
 					if lease, err := s.supervisor.Rejoin(c.Sandbox); err == nil {
 						defer lease.End()
 					}
-					c.drain(run)
+					if c.resend() {
+						c.drain(run)
+					} else {
+						c.release()
+					}
 				}) {
 					<-c.turn
 				}

@@ -620,6 +620,7 @@ func TestArtifacts(t *testing.T) {
 			{"import os\nos.utime('/tmp/out/c', (5, 5));", "/tmp/out/c 0 application/octet-stream"},
 			{"open('/tmp/out/d.json', 'w')\n1 / 0", "/tmp/out/d.json 0 application/json"},
 			{"import shutil\nshutil.rmtree('/tmp/out')\nopen('/tmp/out', 'w');", ""},
+			{"import os\nos.remove('/tmp/out')\nos.symlink('/tmp/out', '/tmp/out')", "missed"},
 			{"import os\nos.remove('/tmp/out')", ""},
 		} {
 			req := of
@@ -628,6 +629,9 @@ func TestArtifacts(t *testing.T) {
 			var got []string
 			for _, a := range res.Artifacts {
 				got = append(got, fmt.Sprintf("%s %d %s", a.Path, a.Size, a.MediaType))
+			}
+			if res.ArtifactsMissed {
+				got = append(got, "missed")
 			}
 			if got := strings.Join(got, ", "); got != at(run.want) {
 				t.Errorf("%s\n got %s\nwant %s", run.code, got, run.want)

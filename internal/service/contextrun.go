@@ -383,15 +383,14 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 	case req.Check:
 		err = checked(&v, emit)
 	default:
-		var written func() ([]api.Artifact, error)
+		var written func() artifacts
 		if written, err = s.outputs(ctx, ref, req.OutputDir); err != nil {
 			return err
 		}
-		handed, err = c.answer(ctx, req, &v, hold, func(e api.CodeEvent) (err error) {
+		handed, err = c.answer(ctx, req, &v, hold, func(e api.CodeEvent) error {
 			if e.Type == api.CodeEnded {
-				if e.Artifacts, err = written(); err != nil {
-					return err
-				}
+				made := written()
+				e.Artifacts, e.ArtifactsMissed = made.found, made.missed
 			}
 			return emit(e)
 		})
@@ -430,7 +429,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, v *verdi
 	run := c.begin(timeout)
 	c.place.Run++
 	c.place.Count++
-	c.place.Busy, c.place.Interrupt, c.place.Sent = true, false, false
+	c.place.Busy, c.place.Sending, c.place.Interrupt, c.place.Sent = true, true, false, false
 	if timeout > 0 {
 		c.place.Deadline = run.began.Add(timeout).UnixNano()
 	}
@@ -446,7 +445,6 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, v *verdi
 		defer c.mu.Unlock()
 		return run.timeout
 	}
-	var said string
 	line, err := c.kernel.Encode(&request)
 	if err == nil {
 		started := startedEvent(v)
@@ -458,10 +456,13 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, v *verdi
 		if errors.Is(err, runtime.ErrState) {
 			err = nil // the process has ended, as reading shows
 		}
-		if err == nil {
-			said, err = c.read(ctx, nil, out.take)
-		}
 	}
+	if err != nil {
+		c.notSent(run)
+		return false, err
+	}
+	c.isSent()
+	said, err := c.read(ctx, nil, out.take)
 	var failure *api.CodeFailure
 	switch {
 	case err == nil:
@@ -476,6 +477,49 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, v *verdi
 	usage := api.Usage{WallMS: float64(time.Since(run.began).Microseconds()) / 1000}
 	c.finish(run)
 	return false, out.end(failure, usage, out.timedOut())
+}
+
+// isSent notes that the process has the code of the run.
+func (c *codeContext) isSent() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.place.Sending = false
+	c.writePlace()
+}
+
+// notSent ends a run whose code the process does not have as a whole: it passes over such a request.
+func (c *codeContext) notSent(run *contextRun) {
+	c.mu.Lock()
+	c.place.Count--
+	c.place.Sending = false
+	c.mu.Unlock()
+	c.finish(run)
+}
+
+// resend makes sure that the end of a run follows, if the last daemon may not have sent the code as
+// a whole: it sends a run without code, whose end is that of both. False means that the daemon stops.
+func (c *codeContext) resend() bool {
+	c.mu.Lock()
+	if !c.place.Sending {
+		c.mu.Unlock()
+		return true
+	}
+	c.place.Run++
+	c.writePlace()
+	x, request := c.x, resident.Request{Run: c.place.Run, Interrupts: int(c.place.Interrupts)}
+	c.mu.Unlock()
+	ctx := c.s.execs.ctx
+	line, err := c.kernel.Encode(&request)
+	if err == nil {
+		err = x.Input(ctx, bytes.NewReader(line), false)
+	}
+	if ctx.Err() != nil {
+		return false
+	}
+	if err == nil { // else reading shows that the process has ended
+		c.isSent()
+	}
+	return true
 }
 
 // leave lets the run of a client that has left end in another goroutine. It reports whether that

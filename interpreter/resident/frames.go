@@ -172,6 +172,9 @@ type Reader struct {
 
 // Read takes a frame; a nil message means that more frames follow.
 func (r *Reader) Read(f Frame) (*Message, error) {
+	if r.Skip && f.Run < r.Run {
+		return nil, nil
+	}
 	if f.Run != r.Run {
 		return nil, violated("a frame of run %d during run %d", f.Run, r.Run)
 	}

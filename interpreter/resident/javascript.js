@@ -152,7 +152,6 @@
     if (!settle(pending, {error, thrown: true})) put(2, Buffer.from(clean(shown(error)) + '\n'));
   });
   const evaluate = async (code, name) => {
-    if (interrupts > passed) return {error: {code: 'ERR_SCRIPT_EXECUTION_INTERRUPTED'}, thrown: true}; // it came before the code began
     // Node closes its handler later than it says, and then resets the one that interrupts the code.
     process.removeListener('SIGINT', onInterrupt);
     await new Promise((done) => { setImmediate(done); });

@@ -65,7 +65,7 @@ func BenchmarkPython(b *testing.B) {
 		podman := harness.PodmanHost(b)
 		python := []string{"/usr/bin/python3", "-c", line}
 		check(podman.Run(b.Context(), []string{"--detach", "--name", "running"}, "/bin/sleep", "100000").Run())
-		b.Cleanup(func() { _ = podman.Command(context.Background(), "rm", "--force", "--time", "0", "running").Run() }) //nolint:usetesting // the benchmark's context has ended
+		b.Cleanup(func() { _ = podman.Command(context.Background(), "rm", "--force", "--time", "0", "running").Run() })
 		ways = append(ways, way{"podman-run-ms", func() { check(podman.Run(b.Context(), nil, python...).Run()) }},
 			way{"podman-exec-ms", func() { check(podman.Command(b.Context(), append([]string{"exec", "running"}, python...)...).Run()) }})
 	}

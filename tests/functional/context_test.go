@@ -89,6 +89,56 @@ func TestContexts(t *testing.T) {
 	}
 }
 
+// A run that the daemon could not send as a whole does not block its context, whether the client
+// leaves or the daemon is killed.
+func TestRunThatIsNotSent(t *testing.T) {
+	d := harness.Start(t, harness.Options{})
+	s := d.Create(t, api.CreateSandbox{})
+	client := d.Client(t)
+	for name, language := range map[string]struct{ name, set, get, want string }{
+		"python": {"python", "x = 1", "x", "|1"},
+		"bash":   {"bash", "x=1", "echo $x", "1\n"},
+	} {
+		c := newContext(t, d, s, api.CreateContext{Language: language.name})
+		inContext(t, d, c, language.set)
+		signal := func(sig string) {
+			if err := client.SignalExec(t.Context(), s.ID, c.Exec, api.ExecSignal{Signal: sig}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// More than the pipe holds, to a process that does not read.
+		begin := func() (leave func()) {
+			signal("STOP")
+			ctx, cancel := context.WithCancel(t.Context())
+			started, done := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(done)
+				_, _ = client.StreamCode(ctx, s.ID, api.CodeRequest{Context: c.ID, Code: "#" + strings.Repeat("x", 900_000) + "\n" + language.set + "1"}, func(e api.CodeEvent) error {
+					if e.Type == api.CodeStarted {
+						close(started)
+					}
+					return nil
+				}) // it is cut off
+			}()
+			<-started
+			return func() { cancel(); <-done }
+		}
+		begin()()
+		signal("CONT")
+		if got := inContext(t, d, c, language.get); got != language.want {
+			t.Errorf("%s, after a client that has left: %q", name, got)
+		}
+		leave := begin()
+		d.Kill9(t)
+		leave()
+		d.Launch(t)
+		signal("CONT")
+		if got := inContext(t, d, c, language.get); got != language.want {
+			t.Errorf("%s, after a daemon that was killed: %q", name, got)
+		}
+	}
+}
+
 // A context that was started ahead is confined as one that was not: its process differs in nothing
 // that the kernel tells of it.
 func TestSpareContextIsConfined(t *testing.T) {
