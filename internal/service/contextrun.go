@@ -476,7 +476,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, v *verdi
 		c.place.Deadline = run.began.Add(timeout).UnixNano()
 	}
 	c.writePlace()
-	request := resident.Request{Run: c.place.Run, Code: v.code, Env: env, Interrupts: int(c.place.Interrupts)}
+	request := resident.Request{Run: c.place.Run, Code: v.code, Env: env, Interrupts: int(c.place.Interrupts), Installed: len(req.Libraries) > 0}
 	count := int(c.place.Count)
 	x := c.x
 	c.mu.Unlock()

@@ -313,7 +313,8 @@ export interface CodeRequest {
   user?: string
   /**
    * Libraries are installed before the run by the language's package manager, if they are missing.
-   * Names and versions follow the rules of its ecosystem.
+   * Names and versions follow the rules of its ecosystem. A context's are installed by its user, in
+   * its directory.
    */
   libraries?: string[]
   /**
