@@ -295,7 +295,7 @@ func TestInstalledLibraries(t *testing.T) {
 		{
 			"javascript", "npm", `mkdir package; echo "module.exports = 'said'" >package/index.js
 			echo '{"name":"sandlib","version":"1.0.0"}' >package/package.json; tar czf sandlib-1.0.0.tgz package`,
-			"require('sandlib')", "Cannot find module", `"" "" ['said']*`,
+			"require('sandlib')", "Cannot find module", `"" "" [said]*`,
 		},
 		{
 			"r", "Rscript", `mkdir -p sandlib/R; echo "say <- function() 'said'" >sandlib/R/say.R; echo 'export(say)' >sandlib/NAMESPACE
