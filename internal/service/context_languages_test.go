@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"image/png"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -286,6 +287,10 @@ func TestTypeScriptWithoutMeans(t *testing.T) {
 // A context sees a library that was installed for the run, also when it has missed it before.
 func TestInstalledLibraries(t *testing.T) {
 	for _, l := range []struct{ name, peer, build, code, missing, want string }{
+		{ // whose package manager is a script: the real one has this machine's directories
+			"python", "python3", `mkdir bin; printf '%s\n' '#!/bin/sh' 'd=$(python3 -m site --user-site)' 'mkdir -p $d && echo "said = 1" >$d/sandlib.py' >bin/uv; chmod +x bin/uv`,
+			"import sandlib\nsandlib.said", "ModuleNotFoundError", `"" "" [1]*`,
+		},
 		{
 			"ruby", "gem", `echo "def say = 'said'" >say.rb
 			echo "Gem::Specification.new { |s| s.name = 'sandlib'; s.version = '1.0'; s.summary = s.authors = 'x'; s.files = ['say.rb']; s.require_paths = ['.'] }" >sandlib.gemspec
@@ -308,7 +313,7 @@ func TestInstalledLibraries(t *testing.T) {
 			testenv.RequirePeer(t, l.peer)
 			d, sb := contextBench(t)
 			dir := t.TempDir() // programs see this machine's files
-			env := []string{"HOME=" + dir, "GEM_HOME=" + dir + "/gems", "R_LIBS=" + dir + "/lib"}
+			env := []string{"HOME=" + dir, "PATH=" + dir + "/bin:" + os.Getenv("PATH"), "GEM_HOME=" + dir + "/gems", "R_LIBS=" + dir + "/lib"}
 			made := daemontest.Decode[api.ExecResult](t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/exec", api.ExecRequest{Argv: []string{"sh", "-c", l.build}, Cwd: dir}), http.StatusOK)
 			c := newContext(d, sb.ID, api.CreateContext{Language: l.name, Cwd: dir, Env: env})
 			if got := summary(runIn(d, c, l.code)); !strings.Contains(got, l.missing) {
