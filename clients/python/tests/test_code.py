@@ -161,7 +161,7 @@ class Code(unittest.TestCase):
         before = self.sandbox.run_code("import sandboxd")
         self.assertEqual(before.error.name, "ModuleNotFoundError")
         here = self.sandbox.run_code("import sandboxd; sandboxd.__version__", libraries=["sandboxd"], library_dir="/wheels")
-        self.assertEqual(here.text, repr(__version__))
+        self.assertEqual(here.text, __version__)
         self.sandbox.install("sandboxd", library_dir="/wheels")
         after = self.sandbox.run_code("import sandboxd; print(sandboxd.__version__)", stateless=True)
         self.assertEqual(("".join(after.logs.stdout), after.exit_code), (f"{__version__}\n", 0))
