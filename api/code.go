@@ -22,7 +22,8 @@ type CodeRequest struct {
 	Cwd   string   `json:"cwd,omitempty"`   // absolute; default: the sandbox's; not with Context
 	User  string   `json:"user,omitempty"`  // as in [CreateSandbox]; not with Context
 	// Libraries are installed before the run by the language's package manager, if they are missing.
-	// Names and versions follow the rules of its ecosystem.
+	// Names and versions follow the rules of its ecosystem. In a context its user installs them, in
+	// its directory.
 	Libraries []string `json:"libraries,omitempty"`
 	// LibraryDir is the absolute path of a directory of the sandbox with packages: wheels, tarballs,
 	// gems, .deb files, or a Go module proxy. Libraries are installed of these alone.

@@ -109,8 +109,17 @@ func (r *codeRun) add(c *call, e api.CodeEvent) {
 	}
 }
 
-// value adds a displayed value. Forms that there is no room for are named.
+// value adds a displayed value. Forms that there is no room for are named. The main result comes
+// last: its text has room of its own, and so has it among the values.
 func (r *codeRun) value(v *api.CodeValue) {
+	most, room := maxValues-1, maxForms
+	if v.Main {
+		most, room = maxValues, maxForms+2*maxOutput
+	}
+	if len(r.out.Results) >= most {
+		r.out.Truncated = true
+		return
+	}
 	out := valueOut{Main: v.Main}
 	omit := func(form string) {
 		out.Omitted = append(out.Omitted, form)
@@ -143,16 +152,24 @@ func (r *codeRun) value(v *api.CodeValue) {
 	text.add([]byte(v.Text))
 	out.Text = strings.ToValidUTF8(text.String(), "\uFFFD")
 	r.out.Truncated = r.out.Truncated || text.omitted() > 0
-	if r.forms += len(out.Text); r.forms > maxForms {
+	switch n := len(out.Text); {
+	case n == 0:
+	case r.forms+n > room:
 		out.Text = ""
-		omit("text")
-	} else if out.Text != "" && len(out.Images) == 0 {
-		r.texts.WriteString(out.Text + "\n")
+		omit(fmt.Sprintf("text, %d bytes", len(v.Text)))
+	default:
+		r.forms += n
+		if len(out.Images) == 0 {
+			r.texts.WriteString(out.Text + "\n")
+		}
 	}
 	for _, f := range []struct {
 		name, from string
 		to         *string
 	}{{"html", v.HTML, &out.HTML}, {"markdown", v.Markdown, &out.Markdown}, {"svg", v.SVG, &out.SVG}, {"latex", v.LaTeX, &out.LaTeX}, {"javascript", v.JavaScript, &out.JavaScript}} {
+		if f.from == "" {
+			continue
+		}
 		if r.forms+len(f.from) > maxForms {
 			omit(fmt.Sprintf("%s, %d bytes", f.name, len(f.from)))
 			continue
@@ -176,11 +193,7 @@ func (r *codeRun) value(v *api.CodeValue) {
 		r.forms += len(data)
 		*f.to = f.from
 	}
-	if len(r.out.Results) < maxValues {
-		r.out.Results = append(r.out.Results, out)
-	} else {
-		r.out.Truncated = true
-	}
+	r.out.Results = append(r.out.Results, out)
 }
 
 // maxValues bounds the number of displayed values in an answer.
@@ -290,15 +303,22 @@ type contextKey struct{ language, name string }
 
 // context returns the id of a context, which it makes at the first use, and whether it has.
 func (b *box) context(ctx context.Context, s *Server, key contextKey) (id string, made bool, err error) {
-	b.making.Lock()
-	defer b.making.Unlock()
-	if id, ok := b.contexts[key]; ok {
+	if err := b.making.take(ctx); err != nil {
+		return "", false, err
+	}
+	defer b.making.release()
+	b.mu.Lock()
+	id, ok := b.contexts[key]
+	b.mu.Unlock()
+	if ok {
 		return id, false, nil
 	}
 	created, err := s.api.CreateContext(ctx, b.id, api.CreateContext{Language: key.language})
 	if err != nil {
 		return "", false, err
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.contexts == nil {
 		b.contexts = make(map[contextKey]string)
 	}
@@ -308,8 +328,8 @@ func (b *box) context(ctx context.Context, s *Server, key contextKey) (id string
 
 // forget forgets a context that is gone, unless there is another in its place.
 func (b *box) forget(key contextKey, id string) {
-	b.making.Lock()
-	defer b.making.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.contexts[key] == id {
 		delete(b.contexts, key)
 	}

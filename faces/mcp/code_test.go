@@ -3,6 +3,7 @@ package mcp
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -157,11 +158,51 @@ func TestValues(t *testing.T) {
 		t.Errorf("%d parts: %.200v", len(res.Content), res.Content[0])
 	}
 	for range 2 * maxValues {
-		r.value(&api.CodeValue{Text: strings.Repeat("x", maxOutput)})
+		r.value(&api.CodeValue{Text: strings.Repeat("x", maxOutput), PNG: []byte("p"), PDF: []byte("%PDF")})
 	}
-	if res, out, _ := r.result(); len(out.Results) != maxValues || len(res.Content[0].(*mcp.TextContent).Text) > 2*maxForms {
-		t.Errorf("a flood: %d values", len(out.Results))
+	for range maxValues {
+		r.value(&api.CodeValue{Text: strings.Repeat("m", maxOutput), Main: true})
 	}
+	res, out, _ = r.result()
+	text, last := res.Content[0].(*mcp.TextContent).Text, out.Results[maxValues-1]
+	if len(out.Results) != maxValues || len(text) > 2*maxForms || len(res.Content) > 2*maxValues || !last.Main || len(last.Text) != maxOutput {
+		t.Errorf("a flood: %d values, %d bytes, %d parts, last %v", len(out.Results), len(text), len(res.Content), last.Omitted)
+	}
+}
+
+// A form without room takes no room, and one that a value does not have is not missing.
+func TestFormsThatHaveNoRoom(t *testing.T) {
+	var r codeRun
+	for range maxForms / maxOutput {
+		r.value(&api.CodeValue{Text: strings.Repeat("x", maxOutput-1)})
+	}
+	for range 2 {
+		r.value(&api.CodeValue{Text: strings.Repeat("x", maxOutput), SVG: "s"})
+	}
+	r.value(&api.CodeValue{Text: "xx"})
+	for i, want := range map[int]string{3: "", 4: "text, 65536 bytes", 5: "text, 65536 bytes", 6: ""} {
+		if v := r.out.Results[i]; strings.Join(v.Omitted, " ") != want {
+			t.Errorf("%d: %q, want %q", i, v.Omitted, want)
+		}
+	}
+	r.value(&api.CodeValue{Text: "x"})
+	if v := r.out.Results[7]; strings.Join(v.Omitted, " ") != "text, 1 bytes" {
+		t.Errorf("no room is left, and %q is omitted", v.Omitted)
+	}
+}
+
+// A cancelled call does not wait for the context that another one makes.
+func TestCancelledCallDoesNotWaitForAContext(t *testing.T) {
+	b := &box{making: newTurn()}
+	if err := b.making.take(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := b.context(ctx, nil, contextKey{"python", "x"}); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	b.forget(contextKey{"python", "x"}, "id")
 }
 
 // Progress has the output since the last notification, or the end of much.

@@ -33,7 +33,7 @@ type session struct {
 	cancel context.CancelFunc
 	calls  chan struct{} // one element for each call in progress
 
-	making sync.Mutex // held while the default sandbox is made
+	making turn // held while the default sandbox is made
 
 	mu      sync.Mutex
 	boxes   map[string]*box // by id
@@ -50,12 +50,29 @@ type box struct {
 	tie      io.Closer
 	created  time.Time
 
-	making   sync.Mutex            // held while a context is made
-	contexts map[contextKey]string // ids; guarded by making
+	making   turn                  // held while a context is made
+	mu       sync.Mutex            // guards contexts
+	contexts map[contextKey]string // ids
 }
 
+// turn is a semaphore of one, whose waiters honour their context.
+type turn chan struct{}
+
+func newTurn() turn { return make(turn, 1) }
+
+func (t turn) take(ctx context.Context) error {
+	select {
+	case t <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (t turn) release() { <-t }
+
 func newSession(s *Server) *session {
-	se := &session{s: s, calls: make(chan struct{}, maxCalls), boxes: make(map[string]*box)}
+	se := &session{s: s, calls: make(chan struct{}, maxCalls), making: newTurn(), boxes: make(map[string]*box)}
 	se.ctx, se.cancel = context.WithCancel(s.ctx)
 	return se
 }
@@ -125,7 +142,7 @@ func (se *session) create(ctx context.Context, c *call, req api.CreateSandbox) (
 	if err != nil {
 		return nil, err
 	}
-	b := &box{id: sb.ID, name: sb.Name, cwd: sb.Cwd, request: asked, tie: tie, created: sb.CreatedAt}
+	b := &box{id: sb.ID, name: sb.Name, cwd: sb.Cwd, request: asked, tie: tie, created: sb.CreatedAt, making: newTurn()}
 	se.mu.Lock()
 	ended := se.ended
 	if !ended {
@@ -171,8 +188,10 @@ func (se *session) find(name string) *box {
 }
 
 func (se *session) theDefault(ctx context.Context, c *call) (*box, error) {
-	se.making.Lock()
-	defer se.making.Unlock()
+	if err := se.making.take(ctx); err != nil {
+		return nil, err
+	}
+	defer se.making.release()
 	se.mu.Lock()
 	b := se.main
 	se.mu.Unlock()

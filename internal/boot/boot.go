@@ -106,6 +106,9 @@ func Serve(ctx context.Context, o Options) (err error) {
 		DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Launcher: programs.launcher, Init: programs.init,
 		IDs: ids, Cgroup: subtree, Version: o.Version, Mounts: o.mounts(), DiskReserve: disk.Reserve(o.DiskReserve),
 	}
+	if o.MCP != nil {
+		o.MCP.Version = o.Version
+	}
 	// Start the broker before confinement and before anything hostile is read, so that it keeps our
 	// privileges.
 	helper, err := broker.Start(ctx, broker.Config{Launcher: options, Name: name, Agents: hosted, Services: o.brokered(), Docker: o.docker(), MCP: o.MCP, ConfigFiles: o.ConfigFiles})
@@ -274,7 +277,6 @@ func Serve(ctx context.Context, o Options) (err error) {
 		defer keepFace(ctx, helper, broker.Docker, log)()
 	}
 	if o.MCP != nil {
-		o.MCP.Version = o.Version
 		defer keepFace(ctx, helper, broker.MCP, log)()
 	}
 	debug.FreeOSMemory() // start-up leaves garbage, profiles and certificates; an idle daemon would hold it for minutes

@@ -161,7 +161,7 @@ func (o *codeOptions) parse(args []string, f *pflag.FlagSet) error {
 }
 
 // contextFlags are the flags of a run in a context.
-var contextFlags = []string{"in", "context", "code", "output-dir", "timeout", "json", "code-policy", "check", "env", "env-file", "socket"}
+var contextFlags = []string{"in", "context", "code", "library", "library-dir", "output-dir", "timeout", "json", "code-policy", "check", "env", "env-file", "socket"}
 
 func (o *codeOptions) checkContext(f *pflag.FlagSet) (err error) {
 	f.Visit(func(flag *pflag.Flag) {

@@ -294,26 +294,33 @@ func validateCode(req *api.CodeRequest) (*interpreter.Language, error) {
 		return nil, class.Invalidf("code is empty")
 	case len(req.Code) > maxCode:
 		return nil, class.Mark(class.ErrTooLarge, fmt.Errorf("code has %d bytes, at most %d are possible", len(req.Code), maxCode))
-	case len(req.Libraries) > maxLibraries:
-		return nil, class.Invalidf("libraries: %d, at most %d are possible", len(req.Libraries), maxLibraries)
-	case len(req.Libraries) > 0 && lang.Libraries == nil:
-		return nil, class.Invalidf("libraries: %s has no package manager", lang.Name)
-	case len(req.Libraries) == 0 && req.LibraryDir != "":
-		return nil, class.Invalidf("library_dir: no libraries are named")
 	}
-	for i, name := range req.Libraries {
-		if err := lang.Libraries.Check(name); err != nil {
-			return nil, class.Invalidf("libraries[%d] %q: %w of %s", i, class.Clip(name), err, lang.Libraries.Manager)
-		}
-	}
-	if req.LibraryDir != "" {
-		if err := validatePath("library_dir", req.LibraryDir); err != nil {
-			return nil, err
-		}
+	if err := validateLibraries(req, lang); err != nil {
+		return nil, err
 	}
 	return lang, validateExec(&api.ExecRequest{
 		Argv: append([]string{lang.Name}, req.Args...), Env: req.Env, Cwd: req.Cwd, User: req.User, Timeout: req.Timeout, OutputLimit: req.OutputLimit,
 	})
+}
+
+func validateLibraries(req *api.CodeRequest, lang *interpreter.Language) error {
+	switch {
+	case len(req.Libraries) > maxLibraries:
+		return class.Invalidf("libraries: %d, at most %d are possible", len(req.Libraries), maxLibraries)
+	case len(req.Libraries) > 0 && lang.Libraries == nil:
+		return class.Invalidf("libraries: %s has no package manager", lang.Name)
+	case len(req.Libraries) == 0 && req.LibraryDir != "":
+		return class.Invalidf("library_dir: no libraries are named")
+	}
+	for i, name := range req.Libraries {
+		if err := lang.Libraries.Check(name); err != nil {
+			return class.Invalidf("libraries[%d] %q: %w of %s", i, class.Clip(name), err, lang.Libraries.Manager)
+		}
+	}
+	if req.LibraryDir == "" {
+		return nil
+	}
+	return validatePath("library_dir", req.LibraryDir)
 }
 
 // codeEnv returns the variables of a run: the request's and the language's.
@@ -487,7 +494,7 @@ func (r *codeRun) program(ctx context.Context, req api.ExecRequest, out func(*Ex
 	}
 	x, err := r.s.startFed(ctx, r.sandbox, req, r.whole)
 	if err != nil {
-		if errors.Is(err, class.ErrProgramMissing) && !strings.HasPrefix(req.Argv[0], r.place.Dir) {
+		if errors.Is(err, class.ErrProgramMissing) && (r.place.Dir == "" || !strings.HasPrefix(req.Argv[0], r.place.Dir)) {
 			return exit, errNoToolchain
 		}
 		return exit, err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"image/png"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -299,6 +300,48 @@ func TestTypeScriptWithoutMeans(t *testing.T) {
 		}
 	case rep.Status == http.StatusCreated, !strings.Contains(string(rep.Body), "typescript needs node 22.13, 23.2 or later, or esbuild"):
 		t.Errorf("%d %s, %+v", rep.Status, rep.Body, made)
+	}
+}
+
+// A context sees a library that was installed for the run, also when it has missed it before.
+func TestInstalledLibraries(t *testing.T) {
+	for _, l := range []struct{ name, peer, build, code, missing, want string }{
+		{ // whose package manager is a script: the real one has this machine's directories
+			"python", "python3", `mkdir bin; printf '%s\n' '#!/bin/sh' 'd=$(python3 -m site --user-site)' 'mkdir -p $d && echo "said = 1" >$d/sandlib.py' >bin/uv; chmod +x bin/uv`,
+			"import sandlib\nsandlib.said", "ModuleNotFoundError", `"" "" [1]*`,
+		},
+		{
+			"ruby", "gem", `echo "def say = 'said'" >say.rb
+			echo "Gem::Specification.new { |s| s.name = 'sandlib'; s.version = '1.0'; s.summary = s.authors = 'x'; s.files = ['say.rb']; s.require_paths = ['.'] }" >sandlib.gemspec
+			gem build sandlib.gemspec`,
+			"require 'say'\nsay", "LoadError", `"" "" ["said"]*`,
+		},
+		{
+			"javascript", "npm", `mkdir package; echo "module.exports = 'said'" >package/index.js
+			echo '{"name":"sandlib","version":"1.0.0"}' >package/package.json; tar czf sandlib-1.0.0.tgz package`,
+			"require('sandlib')", "Cannot find module", `"" "" [said]*`,
+		},
+		{
+			"r", "Rscript", `mkdir -p sandlib/R; echo "say <- function() 'said'" >sandlib/R/say.R; echo 'export(say)' >sandlib/NAMESPACE
+			printf '%s\n' 'Package: sandlib' 'Version: 1.0' 'Title: T' 'Description: T.' 'Author: A' 'Maintainer: A <a@example.com>' 'License: GPL-3' >sandlib/DESCRIPTION
+			tar czf sandlib_1.0.tar.gz sandlib; mkdir lib`,
+			"library(sandlib)\nsay()", "there is no package", `"" "" [[1] "said"]*`,
+		},
+	} {
+		t.Run(l.name, func(t *testing.T) {
+			testenv.RequirePeer(t, l.peer)
+			d, sb := contextBench(t)
+			dir := t.TempDir() // programs see this machine's files
+			env := []string{"HOME=" + dir, "PATH=" + dir + "/bin:" + os.Getenv("PATH"), "GEM_HOME=" + dir + "/gems", "R_LIBS=" + dir + "/lib"}
+			made := daemontest.Decode[api.ExecResult](t, d.Do("POST", "/v1/sandboxes/"+sb.ID+"/exec", api.ExecRequest{Argv: []string{"sh", "-c", l.build}, Cwd: dir}), http.StatusOK)
+			c := newContext(d, sb.ID, api.CreateContext{Language: l.name, Cwd: dir, Env: env})
+			if got := summary(runIn(d, c, l.code)); !strings.Contains(got, l.missing) {
+				t.Fatalf("%s, %+v", got, made)
+			}
+			if got := summary(runReq(d, c, api.CodeRequest{Code: l.code, Libraries: []string{"sandlib"}, LibraryDir: dir})); got != l.want {
+				t.Errorf("%s, want %s; %+v", got, l.want, made)
+			}
+		})
 	}
 }
 

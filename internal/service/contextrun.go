@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -242,7 +243,13 @@ func (c *codeContext) finish(run *contextRun) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.over(run)
-	c.place.Busy, c.place.Deadline, c.place.Used = false, 0, time.Now().UnixNano()
+	c.place.Busy, c.place.Deadline = false, 0
+	c.used()
+}
+
+// used begins the idle time anew. It needs mu.
+func (c *codeContext) used() {
+	c.place.Used = time.Now().UnixNano()
 	c.writePlace()
 	c.arm()
 }
@@ -335,8 +342,6 @@ func validateContextRun(req *api.CodeRequest) error {
 		return class.Invalidf("language: the context has one")
 	case len(req.Args) > 0, len(req.Stdin) > 0, req.Cwd != "", req.User != "":
 		return class.Invalidf("args, stdin, cwd and user: of a program of its own, not of a run in a context")
-	case len(req.Libraries) > 0, req.LibraryDir != "":
-		return class.Invalidf("libraries: install them before the context needs them, with a run that has no context")
 	case req.OutputLimit < 0 || req.OutputLimit > maxOutputLimit:
 		return class.Invalidf("output_limit %d: must be between 0 and %d", req.OutputLimit, maxOutputLimit)
 	}
@@ -359,6 +364,10 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 	if err != nil {
 		return err
 	}
+	lang := interpreter.Find(c.Request.Language)
+	if err := validateLibraries(req, lang); err != nil {
+		return err
+	}
 	if err := c.take(ctx); err != nil {
 		return err
 	}
@@ -376,13 +385,16 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 	ctx, cancel := withGone(ctx, lease)
 	defer cancel()
 	hold.of = share.Owner{Tenant: lease.Record.Tenant, ID: c.Sandbox}
-	judged := judgedRun{sandbox: c.Sandbox, lang: interpreter.Find(c.Request.Language), context: c.ID, user: c.Request.User}
+	judged := judgedRun{sandbox: c.Sandbox, lang: lang, context: c.ID, user: c.Request.User}
 	v, err := s.judge(ctx, &judged, req)
 	switch {
 	case err != nil:
 	case req.Check:
 		err = checked(&v, emit)
 	default:
+		if err = s.installInContext(ctx, lease, c, req); err != nil {
+			break
+		}
 		var written func() artifacts
 		if written, err = s.outputs(ctx, ref, req.OutputDir); err != nil {
 			return err
@@ -399,6 +411,35 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 		return s.ended(lease)
 	}
 	return err
+}
+
+// installInContext installs the libraries of a run for the process of its context, and takes the
+// time for that off the run's. The caller has the turn.
+func (s *API) installInContext(ctx context.Context, lease *runtime.Lease, c *codeContext, req *api.CodeRequest) error {
+	if len(req.Libraries) == 0 {
+		return nil
+	}
+	defer func() { // or a context whose idle time has ended meanwhile would stay
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.used()
+	}()
+	if err := s.spareDisk(ctx); err != nil {
+		return err
+	}
+	as := *req
+	as.Cwd, as.User = c.process().record.Cwd, c.Request.User
+	r := codeRun{s: s, lang: interpreter.Find(c.Request.Language), req: &as, sandbox: c.Sandbox, env: slices.Concat(c.Request.Env, req.Env)}
+	if req.Timeout > 0 {
+		r.due = time.Now().Add(time.Duration(req.Timeout * float64(time.Second)))
+	}
+	if err := r.install(ctx, guestOf(lease), lease); err != nil {
+		return err
+	}
+	if req.Timeout > 0 {
+		req.Timeout = max(time.Until(r.due).Seconds(), 0.001) // 0 is no timeout
+	}
+	return nil
 }
 
 // answer is runInContext for a caller that has the turn. With handed another goroutine gives the
@@ -434,7 +475,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, v *verdi
 		c.place.Deadline = run.began.Add(timeout).UnixNano()
 	}
 	c.writePlace()
-	request := resident.Request{Run: c.place.Run, Code: v.code, Env: env, Interrupts: int(c.place.Interrupts)}
+	request := resident.Request{Run: c.place.Run, Code: v.code, Env: env, Interrupts: int(c.place.Interrupts), Installed: len(req.Libraries) > 0}
 	count := int(c.place.Count)
 	x := c.x
 	c.mu.Unlock()

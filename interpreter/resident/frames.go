@@ -317,6 +317,8 @@ type Request struct {
 	// Interrupts is the number of SIGINTs that the process was sent: the last may still be on its way,
 	// and is not for this run.
 	Interrupts int `json:"interrupts,omitempty"`
+	// Installed says that libraries were installed just before.
+	Installed bool `json:"installed,omitempty"`
 }
 
 // Encode returns a request as a kernel reads it.

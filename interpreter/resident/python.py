@@ -367,6 +367,13 @@ class Kernel:
                 if self.interrupts > self.passed:
                     raise KeyboardInterrupt
                 os.environ.update(req.get("env") or {})
+                if req.get("installed"):
+                    # The first installation makes the directory, which was not there at the start.
+                    import importlib
+                    import site
+
+                    importlib.invalidate_caches()
+                    site.addsitepackages(site.addusersitepackages(None))
                 self.cell(req["code"])
                 self.figures()
             finally:

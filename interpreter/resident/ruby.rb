@@ -67,6 +67,7 @@ class << (SANDBOXD = Object.new)
       begin
         @busy = true
         raise Interrupt, '' if @interrupts > @passed # it came before the code began
+        Gem.refresh if request['installed'] && defined?(Gem) # its list of gems is older
         value = evaluate(request['code'])
       ensure
         @busy = false

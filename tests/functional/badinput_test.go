@@ -237,7 +237,6 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 		{"code in a context that is not there", "POST", code, api.CodeRequest{Code: "1", Context: "nonesuch"}, api.CodeNotFound, "nonesuch"},
 		{"code in a context and a language", "POST", code, api.CodeRequest{Code: "1", Context: "nonesuch", Language: "python"}, api.CodeInvalid, "language"},
 		{"code in a context with stdin", "POST", code, api.CodeRequest{Code: "1", Context: "nonesuch", Stdin: []byte("x")}, api.CodeInvalid, "stdin"},
-		{"code in a context with libraries", "POST", code, api.CodeRequest{Code: "1", Context: "nonesuch", Libraries: []string{"x"}}, api.CodeInvalid, "libraries"},
 		{"sandbox that never was", "GET", "/v1/sandboxes/nonesuch", nil, api.CodeNotFound, "nonesuch"},
 		{"sandbox as a path", "GET", "/v1/sandboxes/..%2F..%2Fetc", nil, api.CodeNotFound, ""},
 		{"sandbox that is gone", "POST", "/v1/sandboxes/" + deleted.ID + "/exec", api.ExecRequest{Argv: []string{"true"}}, api.CodeNotFound, deleted.ID},

@@ -258,6 +258,60 @@ func TestKilledDaemonKeepsContexts(t *testing.T) {
 	}
 }
 
+// A run in a context installs its libraries in the context's directory and environment. The package
+// manager is a script here; code.TestTable has real ones.
+func TestLibrariesInAContext(t *testing.T) {
+	d := shared(t)
+	s := d.Create(t, api.CreateSandbox{})
+	s.Sh(t, `mkdir -p /srv/bin /srv/lib /srv/work; cat >/srv/bin/uv <<'end'
+#!/bin/sh
+for name; do :; done
+case $name in
+none) echo "no $name" >&2; exit 5;;
+slow) exec sleep 31536000;;
+esac
+echo "args = '$OF_CONTEXT $OF_RUN $*'" >$name.py
+end
+chmod +x /srv/bin/uv`)
+	c := newContext(t, d, s, api.CreateContext{Cwd: "/srv/work", Env: []string{"PATH=/srv/bin:/usr/bin:/bin", "OF_CONTEXT=c"}})
+	run := func(req api.CodeRequest) (*api.CodeResult, error) {
+		req.Context = c.ID
+		return d.Client(t).RunCode(t.Context(), s.ID, req)
+	}
+	if got := inContext(t, d, c, "import os\nos.chdir('/')\nx = 1\nimport lib1"); got != "|ModuleNotFoundError" {
+		t.Error(got)
+	}
+	res, err := run(api.CodeRequest{
+		Code: "import sys; sys.path.append('/srv/work')\nimport lib1\nlib1.args, x", Libraries: []string{"lib1"}, LibraryDir: "/srv/lib", Env: []string{"OF_RUN=r"}, Timeout: 600,
+	})
+	if err != nil || shownOf(res) != "|('c r pip install --system --break-system-packages --quiet --no-index --find-links /srv/lib -- lib1', 1)" {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	for _, test := range []struct {
+		req  api.CodeRequest
+		code api.Code
+		says string
+	}{
+		{api.CodeRequest{Code: "x = 2", Libraries: []string{"none"}}, api.CodeLibraries, "no none"},
+		{api.CodeRequest{Code: "x = 2", Libraries: []string{"slow"}, Timeout: 0.5}, api.CodeLibraries, "timeout"},
+		{api.CodeRequest{Code: "x = 2", Libraries: []string{"--index-url=x"}}, api.CodeInvalid, "--index-url"},
+		{api.CodeRequest{Code: "x = 2", LibraryDir: "/srv/lib"}, api.CodeInvalid, "library_dir"},
+		{api.CodeRequest{Code: "x = 2", Libraries: []string{"lib2"}, LibraryDir: "/no/such"}, api.CodeNotFound, "/no/such"},
+		{api.CodeRequest{Code: "x = 2", Libraries: []string{"lib2"}, Policy: "{version: 1, modules: [{module: lib2}]}"}, api.CodeRefused, "lib2"},
+	} {
+		_, err := run(test.req)
+		wantProblem(t, err, test.code, test.says)
+	}
+	// The time goes on after the installation.
+	res, err = run(api.CodeRequest{Code: "import time; time.sleep(31536000)", Libraries: []string{"lib3"}, Timeout: 3})
+	if err != nil || !res.Exit.Timeout {
+		t.Errorf("%+v, %v", res, err)
+	}
+	if got := inContext(t, d, c, "x, sorted(os.listdir('/srv/work'))"); got != "|(1, ['__pycache__', 'lib1.py', 'lib3.py'])" {
+		t.Error(got)
+	}
+}
+
 // 200 contexts in 20 sandboxes, each of which counts for itself.
 func TestManyContexts(t *testing.T) {
 	d := start(t)

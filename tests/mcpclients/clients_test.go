@@ -122,7 +122,11 @@ func TestDaemonServesMCP(t *testing.T) {
 	c, socket := d.Client(t), filepath.Join(d.RuntimeDir, "mcp.sock")
 	face := server(t, socket)
 	url := forward(t, socket)
-	out, err := node(t, packages(t), []string{"NETWORK=none", "GIVEN=by the operator"}, "client.mjs", "http", url, "no token")
+	info, err := c.System(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := node(t, packages(t), []string{"NETWORK=none", "GIVEN=by the operator", "VERSION=" + info.Version}, "client.mjs", "http", url, "no token")
 	passed(t, out, err)
 	isConfined(t, face) // since before its first answer
 	if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", face)); err != nil || strings.Contains(string(line), "operator") {
@@ -140,7 +144,8 @@ func TestDaemonServesMCP(t *testing.T) {
 		t.Fatal(err)
 	}
 	empty(t, c)
-	if again := server(t, socket); again == face {
+	again := server(t, socket)
+	if again == face {
 		t.Errorf("process %d serves that was killed", face)
 	}
 	for _, args := range [][]string{{"--mcp", "--mcp-flag", "nothing=1"}, {"--mcp", "--mcp-flag", "listen=0.0.0.0:1"}, {"--mcp", "--mcp-flag", "memory=much"}, {"--mcp-flag", "memory=1g"}} {
@@ -148,6 +153,14 @@ func TestDaemonServesMCP(t *testing.T) {
 			t.Errorf("%v: %+v", args, r)
 		}
 	}
+	d.Kill9(t)
+	harness.Eventually(t, func() error {
+		// A process that has ended has no command line, also before it is waited for.
+		if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", again)); err == nil && len(line) > 0 {
+			return fmt.Errorf("process %d outlives its daemon: %q", again, line)
+		}
+		return nil
+	})
 }
 
 // The process that serves MCP does not keep its daemon from ending when it is idle.

@@ -158,8 +158,10 @@ class Code(unittest.TestCase):
             subprocess.run([sys.executable, SCRIPT, "build", directory], check=True, stdout=subprocess.DEVNULL)
             (wheel,) = [n for n in os.listdir(directory) if n.endswith(".whl")]
             self.sandbox.upload_file(os.path.join(directory, wheel), f"/wheels/{wheel}")
-        before = self.sandbox.run_code("import sandboxd", stateless=True)
+        before = self.sandbox.run_code("import sandboxd")
         self.assertEqual(before.error.name, "ModuleNotFoundError")
+        here = self.sandbox.run_code("import sandboxd; sandboxd.__version__", libraries=["sandboxd"], library_dir="/wheels")
+        self.assertEqual(here.text, __version__)
         self.sandbox.install("sandboxd", library_dir="/wheels")
         after = self.sandbox.run_code("import sandboxd; print(sandboxd.__version__)", stateless=True)
         self.assertEqual(("".join(after.logs.stdout), after.exit_code), (f"{__version__}\n", 0))

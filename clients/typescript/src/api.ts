@@ -313,7 +313,8 @@ export interface CodeRequest {
   user?: string
   /**
    * Libraries are installed before the run by the language's package manager, if they are missing.
-   * Names and versions follow the rules of its ecosystem.
+   * Names and versions follow the rules of its ecosystem. In a context its user installs them, in
+   * its directory.
    */
   libraries?: string[]
   /**

@@ -52,6 +52,7 @@ await check('tools', () => {
   assert.equal(tools.file_list.annotations.openWorldHint, false)
   assert.equal(tools.run_command.annotations.readOnlyHint, false)
 })
+if (process.env.VERSION) assert.equal(client.getServerVersion().version, process.env.VERSION)
 await check('instructions', () => assert.match(client.getInstructions(), /sandbox/))
 await check('no sandbox yet', async () => assert.deepEqual((await ok('sandbox_list')).sandboxes, []))
 
@@ -117,7 +118,7 @@ if (process.env.GIVEN) {
 const python = (await ok('run_command', { command: 'command -v python3 || true' })).stdout !== ''
 await check('languages', async () => {
   const { languages } = await ok('languages')
-  assert.deepEqual(languages.filter((l) => l.keeps_variables).map((l) => l.name), ['bash', 'javascript', 'python'])
+  assert.deepEqual(languages.filter((l) => l.keeps_variables).map((l) => l.name), ['bash', 'javascript', 'python', 'r', 'ruby', 'typescript'])
   assert.equal(tools.languages.annotations.readOnlyHint, true)
   assert.equal(tools.run_code.annotations.destructiveHint, true)
 })
