@@ -193,12 +193,12 @@ func TestSimpleSandbox(t *testing.T) {
 	}
 	f.wants(404, `{"detail":"Sandbox not found"}`, "POST", "/sandbox/"+other.ID+"/execute", code("1"))
 	f.wants(404, `{"detail":"Sandbox not found"}`, "POST", "/sandbox/"+other.ID+"/close", "")
-	forks, err := d.Client.Fork(t.Context(), id, api.ForkSandbox{})
+	forks, err := d.Client(t).Fork(t.Context(), id, api.ForkSandbox{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	fork := forks[0] // it has the face's labels
-	t.Cleanup(func() { _ = d.Client.DeleteSandbox(context.WithoutCancel(t.Context()), fork.ID) })
+	fork := &forks.Sandboxes[0] // it has the face's labels
+	t.Cleanup(func() { _ = d.Client(t).DeleteSandbox(context.WithoutCancel(t.Context()), fork.ID) })
 	if fork.Labels["sandboxd.simple-sandbox"] != id {
 		t.Errorf("labels of a fork: %v", fork.Labels)
 	}
