@@ -365,7 +365,7 @@ func (c *call) postDisconnect() error {
 	return c.none(http.StatusOK)
 }
 
-// restoreWait bounds the return to a container's way out, which a client that has gone does not stop.
+// restoreWait bounds the return to a container's way out. A client that has gone does not stop it.
 const restoreWait = 10 * time.Second
 
 // setMode changes the way out of a container.
