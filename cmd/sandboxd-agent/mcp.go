@@ -70,7 +70,7 @@ func runMCP(ctx context.Context, r handoff.Request, d cmdline.Deps) error {
 		}
 	}()
 	for _, where := range r.Listen {
-		l, err := listenMCP(ctx, where, filepath.Dir(r.Socket))
+		l, err := listenMCP(ctx, where, r.Socket)
 		if err != nil {
 			return fmt.Errorf("listen on %s: %w", where, err)
 		}
@@ -132,8 +132,8 @@ func serveMCP(ctx context.Context, face *mcp.Server, listeners []mcpListener, st
 	return err
 }
 
-// listenMCP listens at a place that sandboxd has accepted. The token lies in dir.
-func listenMCP(ctx context.Context, where, dir string) (mcpListener, error) {
+// listenMCP listens at a place that sandboxd has accepted, for a client of the daemon at socket.
+func listenMCP(ctx context.Context, where, socket string) (mcpListener, error) {
 	if path, ok := strings.CutPrefix(where, "unix:"); ok {
 		path, err := filepath.Abs(path)
 		if err != nil {
@@ -142,7 +142,11 @@ func listenMCP(ctx context.Context, where, dir string) (mcpListener, error) {
 		l, err := facesock.Listen(ctx, path)
 		return mcpListener{l, ""}, err
 	}
-	token, err := facesock.Token(filepath.Join(dir, "mcp.token"))
+	path, err := facesock.TokenPath(socket, "mcp.token")
+	if err != nil {
+		return mcpListener{}, err
+	}
+	token, err := facesock.Token(path)
 	if err != nil {
 		return mcpListener{}, err
 	}

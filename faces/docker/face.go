@@ -100,6 +100,7 @@ type call struct {
 	q     url.Values
 	minor int // of the version in the path; the highest without one
 	args  []string
+	began time.Time
 }
 
 // route is a row of the table of requests. In a pattern {id} stands for a part of the path, and
@@ -134,7 +135,7 @@ func (f *Face) Handler() http.Handler {
 		h.Set("Docker-Experimental", "false")
 		h.Set("Ostype", "linux")
 		h.Set("Server", "Docker/"+engineVersion+" (linux)")
-		c := &call{f: f, w: w, r: r, minor: maxMinor}
+		c := &call{f: f, w: w, r: r, minor: maxMinor, began: time.Now()}
 		err := c.serve(table)
 		switch {
 		case err == nil:

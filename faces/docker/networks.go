@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/network"
@@ -350,11 +351,22 @@ func (c *call) postDisconnect() error {
 			return err
 		}
 	}
-	if err := c.f.api.DisconnectNetwork(c.ctx(), n.Name, api.DisconnectNetwork{Sandbox: sb.ID}); err != nil {
+	err = c.f.api.DisconnectNetwork(c.ctx(), n.Name, api.DisconnectNetwork{Sandbox: sb.ID})
+	if err != nil && len(sb.Network.Join) == 1 && !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) { // it is in the network yet
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx()), restoreWait)
+		defer cancel()
+		was := api.Network{Mode: sb.Network.Mode, Policy: sb.Network.Policy}
+		sb.Network.Mode = api.NetworkNone
+		err = errors.Join(err, c.f.setMode(ctx, sb, &was))
+	}
+	if err != nil {
 		return err
 	}
 	return c.none(http.StatusOK)
 }
+
+// restoreWait bounds the return to a container's way out. A client that has gone does not stop it.
+const restoreWait = 10 * time.Second
 
 // setMode changes the way out of a container.
 func (f *Face) setMode(ctx context.Context, sb *api.Sandbox, to *api.Network) error {

@@ -220,9 +220,6 @@ func (c *call) getEvents() error {
 				return err
 			}
 		}
-		if e.Type == api.EventSandbox && e.Action == api.ActionStopped && e.Code == nil {
-			e.Code = new(c.f.exitOf(c.ctx(), e.Object))
-		}
 		for _, name := range eventNames[e.Type][e.Action] {
 			if err := c.sendEvent(want, &e, name); err != nil {
 				return err
@@ -254,19 +251,22 @@ func (c *call) getEvents() error {
 const exitWait = 5 * time.Second
 
 // exitOf returns the exit code of a container that was killed, whose end is told before its exit is
-// known. The exit of one that runs again is that of a killed program.
-func (f *Face) exitOf(ctx context.Context, id string) int {
+// known. If the container has started again since, the exit is that of a killed program. Of an end
+// before this request it is unknown then.
+func (c *call) exitOf(e *api.Event) (code int, known bool) {
 	const killed = 137
-	if sb, err := f.api.GetSandbox(ctx, id); err == nil && lives(sb) {
-		return killed
+	past := e.Time.Before(c.began)
+	again := func(sb *api.Sandbox) bool { return lives(sb) || sb.StartedAt.After(e.Time) }
+	if sb, err := c.f.api.GetSandbox(c.ctx(), e.Object); err == nil && again(sb) {
+		return killed, !past
 	}
-	ctx, cancel := context.WithTimeout(ctx, exitWait)
+	ctx, cancel := context.WithTimeout(c.ctx(), exitWait)
 	defer cancel()
-	end, err := f.api.WaitSandbox(ctx, id)
-	if err != nil || lives(end) {
-		return killed
+	end, err := c.f.api.WaitSandbox(ctx, e.Object)
+	if err != nil || again(end) {
+		return killed, !past
 	}
-	return exitCode(end)
+	return exitCode(end), true
 }
 
 // sendNetworks tells that a container has joined its networks, or left them: Docker's containers
@@ -326,6 +326,11 @@ func (c *call) sendEvent(want filters, e *api.Event, action string) error {
 		}) ||
 		!want.labels(attributes) {
 		return nil
+	}
+	if e.Type == api.EventSandbox && e.Action == api.ActionStopped && e.Code == nil {
+		if code, known := c.exitOf(e); known {
+			attributes["exitCode"] = strconv.Itoa(code)
+		}
 	}
 	doc := map[string]any{
 		"Type": typ, "Action": action, "Actor": map[string]any{"ID": id, "Attributes": attributes}, "scope": "local", "time": e.Time.Unix(), "timeNano": e.Time.UnixNano(),

@@ -7,13 +7,42 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/dirs"
 )
 
 // minToken is the least number of characters of a token.
 const minToken = 20
+
+// TokenPath returns the path for the token of a face, which has a name: beside the daemon's socket,
+// or in the caller's runtime directory if the socket's is another user's. A tenant of a daemon can
+// write there only.
+func TokenPath(socket, name string) (string, error) {
+	return tokenPath(socket, name, os.Geteuid(), dirs.Default)
+}
+
+func tokenPath(socket, name string, uid int, own func() (dirs.Dirs, error)) (string, error) {
+	dir := filepath.Dir(socket)
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return "", fmt.Errorf("find a directory for the token: %w", &fs.PathError{Op: "stat", Path: dir, Err: err})
+	}
+	if int(st.Uid) == uid {
+		return filepath.Join(dir, name), nil
+	}
+	d, err := own()
+	if err == nil {
+		err = os.MkdirAll(d.Runtime, 0o700)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find a directory for the token: %w", err)
+	}
+	return filepath.Join(d.Runtime, name), nil
+}
 
 // Token reads the token that clients of a face on TCP need, or makes one if path does not exist.
 // Other users must be able neither to read the file nor to choose it.

@@ -10,13 +10,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/net/netutil"
 	"golang.org/x/sync/singleflight"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -25,7 +26,9 @@ import (
 
 // Labels of a sandbox.
 const (
-	labelFace = "sandboxd.simple-sandbox" // "true" if a face has made it
+	// labelFace has the sandbox's own id if a face has made it. Forks have the label too, and not the
+	// id, so that they are not the face's.
+	labelFace = "sandboxd.simple-sandbox"
 	// labelContext has the id of the context of code. The Python and TypeScript clients have the same
 	// label, so that they find the same variables.
 	labelContext = "sandboxd.client.context.python"
@@ -42,6 +45,11 @@ const (
 	stepTimeout = time.Minute // of a step that the request's end does not stop
 
 	installTimeout = 600 // seconds
+
+	maxSandboxes = 64 // of all faces of a daemon
+	// maxCalls bounds requests at once; others wait. It leaves room beside a cell in every sandbox.
+	maxCalls = 2 * maxSandboxes
+	maxConns = 4 * maxSandboxes // connections at once, also of clients without the token; others wait
 )
 
 // Options configure a face.
@@ -63,6 +71,8 @@ type Face struct {
 	digest   [sha256.Size]byte  // of the token
 	contexts singleflight.Group // contexts being made, by sandbox
 	patience time.Duration      // of a JSON body, and of each piece of a file
+	calls    chan struct{}      // requests at once
+	creating atomic.Int64       // sandboxes being made
 }
 
 // New returns a face.
@@ -75,12 +85,10 @@ func New(o Options) *Face {
 	sb.IdleTimeout = cmp.Or(sb.IdleTimeout, defaultLife)
 	sb.Cwd = cmp.Or(sb.Cwd, defaultWork)
 	sb.AutoRemove = sb.Restart == ""
-	sb.Labels = maps.Clone(sb.Labels)
-	if sb.Labels == nil {
-		sb.Labels = make(map[string]string)
+	return &Face{
+		opts: o, api: o.Client, log: o.Log, patience: bodyTimeout, digest: sha256.Sum256([]byte(o.Token)),
+		calls: make(chan struct{}, maxCalls),
 	}
-	sb.Labels[labelFace] = "true"
-	return &Face{opts: o, api: o.Client, log: o.Log, patience: bodyTimeout, digest: sha256.Sum256([]byte(o.Token))}
 }
 
 // Serve serves a listener until ctx ends.
@@ -94,7 +102,7 @@ func (f *Face) Serve(ctx context.Context, l net.Listener) error {
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.Serve(netutil.LimitListener(l, maxConns)); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve simple_sandbox's routes: %w", err)
 	}
 	return nil
@@ -178,8 +186,20 @@ func (f *Face) serve(c *call) error {
 		c.deadline(f.patience) // also of a body that is refused, and then read to its end
 	}
 	method, handle := route(c.r.URL.Path, c)
-	if err := f.admit(c.r, c.r.URL.Path == "/health"); err != nil {
+	public := c.r.URL.Path == "/health"
+	if err := f.admit(c.r, public); err != nil {
 		return err
+	}
+	if !public { // its answer comes also while all others wait
+		select {
+		case f.calls <- struct{}{}:
+			defer func() { <-f.calls }()
+		case <-c.r.Context().Done():
+			return c.r.Context().Err()
+		}
+		if c.r.ContentLength != 0 {
+			c.deadline(f.patience) // from now on: the client could not know that it waits
+		}
 	}
 	switch {
 	case handle == nil:

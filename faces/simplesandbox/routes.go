@@ -29,7 +29,7 @@ func (f *Face) health(c *call) error {
 }
 
 func (f *Face) list(c *call) error {
-	all, err := f.api.ListSandboxes(c.r.Context(), client.ListOptions{Labels: []string{labelFace + "=true"}})
+	all, err := f.made(c.r.Context())
 	if err != nil {
 		return err
 	}
@@ -44,6 +44,15 @@ func (f *Face) list(c *call) error {
 	return nil
 }
 
+// own reports whether a face has made a sandbox.
+func own(sb *api.Sandbox) bool { return sb.Labels[labelFace] == sb.ID }
+
+// made returns the sandboxes that faces have made.
+func (f *Face) made(ctx context.Context) ([]api.Sandbox, error) {
+	all, err := f.api.ListSandboxes(ctx, client.ListOptions{}) // it compares labels to one value only
+	return slices.DeleteFunc(all, func(sb api.Sandbox) bool { return !own(&sb) }), err
+}
+
 // create makes a sandbox with its context, so that an image without Python is an error of creation.
 func (f *Face) create(c *call) (err error) {
 	if _, err := io.Copy(io.Discard, http.MaxBytesReader(c.w, c.r.Body, maxBody)); err != nil {
@@ -51,6 +60,16 @@ func (f *Face) create(c *call) (err error) {
 	}
 	c.deadline(0)
 	ctx := c.r.Context()
+	// Those being made count before the list is read, so that none is missed between.
+	creating := f.creating.Add(1)
+	defer f.creating.Add(-1)
+	all, err := f.made(ctx)
+	if err != nil {
+		return err
+	}
+	if len(all)+int(creating) > maxSandboxes {
+		return refuse(http.StatusTooManyRequests, "there are %d sandboxes, and no more are possible: close one", maxSandboxes)
+	}
 	sb, err := f.api.CreateSandbox(ctx, f.opts.Sandbox)
 	if p, ok := errors.AsType[*api.Problem](err); ok && p.Code == api.CodeNotFound {
 		return refuse(http.StatusInternalServerError, "%s", p.Detail) // the operator's image
@@ -74,19 +93,19 @@ func (f *Face) sandbox(c *call) (*api.Sandbox, error) {
 		return nil, refuse(http.StatusNotFound, noSandbox)
 	}
 	sb, err := f.api.GetSandbox(c.r.Context(), c.id)
-	if errors.Is(err, &api.Problem{Code: api.CodeNotFound}) || err == nil && (sb.ID != c.id || sb.Labels[labelFace] != "true") {
+	if errors.Is(err, &api.Problem{Code: api.CodeNotFound}) || err == nil && (sb.ID != c.id || !own(sb)) {
 		return nil, refuse(http.StatusNotFound, noSandbox)
 	}
 	return sb, err
 }
 
-// makeContext makes a context of a sandbox, and writes its id into the sandbox's label.
+// makeContext makes a context of a sandbox, and writes the ids of both into the sandbox's labels.
 func (f *Face) makeContext(ctx context.Context, sb *api.Sandbox) (string, error) {
 	made, err := f.api.CreateContext(ctx, sb.ID, api.CreateContext{Language: "python"})
 	if err != nil {
 		return "", err
 	}
-	_, err = f.api.UpdateSandbox(ctx, sb.ID, api.UpdateSandbox{Labels: map[string]*string{labelContext: &made.ID}})
+	_, err = f.api.UpdateSandbox(ctx, sb.ID, api.UpdateSandbox{Labels: map[string]*string{labelFace: &sb.ID, labelContext: &made.ID}})
 	return made.ID, err
 }
 

@@ -29,7 +29,12 @@ type stub struct {
 	sandboxes map[string]*api.Sandbox
 	files     map[string]string // written whole, by path
 	contexts  int               // made
-	missing   string            // context that does not exist
+	created   int               // sandboxes made
+	begun     chan struct{}     // if not nil, runs of code send to it, and end when gate is closed
+	gate      chan struct{}
+	running   int    // runs of code
+	most      int    // of running
+	missing   string // context that does not exist
 }
 
 func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -44,6 +49,24 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Unlock()
 	var answer any
 	switch {
+	case r.URL.Path == "/v1/sandboxes" && r.Method == http.MethodPost:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.created++
+		made := &api.Sandbox{ID: fmt.Sprintf("made%d", s.created), Cwd: "/sandbox"}
+		_ = json.NewDecoder(r.Body).Decode(made)
+		s.sandboxes[made.ID] = made
+		answer = made
+	case r.URL.Path == "/v1/sandboxes":
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		var list api.SandboxList
+		for _, sb := range s.sandboxes {
+			list.Sandboxes = append(list.Sandboxes, *sb)
+		}
+		answer = list
+	case r.URL.Path == "/v1/system":
+		answer = api.SystemInfo{}
 	case sb == nil:
 		problem(api.CodeNotFound, "find sandbox: there is none")
 		return
@@ -70,6 +93,12 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case parts[1] == "code":
 		var in api.CodeRequest
 		_ = json.NewDecoder(r.Body).Decode(&in)
+		if s.begun != nil {
+			s.count(1)
+			s.begun <- struct{}{}
+			<-s.gate
+			s.count(-1)
+		}
 		if in.Context == s.missing {
 			problem(api.CodeNotFound, "find context: there is none")
 			return
@@ -96,13 +125,22 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
+// count counts runs of code.
+func (s *stub) count(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running += n
+	s.most = max(s.most, s.running)
+}
+
 // newFace returns a face on a stub.
 func newFace(t *testing.T) (*Face, *stub) {
 	t.Helper()
 	s := &stub{files: make(map[string]string), sandboxes: map[string]*api.Sandbox{
-		"mine":    {ID: "mine", Cwd: "/sandbox", Labels: map[string]string{labelFace: "true", labelContext: "c"}},
+		"mine":    {ID: "mine", Cwd: "/sandbox", Labels: map[string]string{labelFace: "mine", labelContext: "c"}},
 		"another": {ID: "another", Cwd: "/sandbox"},
-		"aname":   {ID: "mine2", Cwd: "/sandbox", Labels: map[string]string{labelFace: "true"}},
+		"aname":   {ID: "mine2", Cwd: "/sandbox", Labels: map[string]string{labelFace: "mine2"}},
+		"fork":    {ID: "fork", Cwd: "/sandbox", Labels: map[string]string{labelFace: "mine", labelContext: "c"}},
 	}}
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", socket)
@@ -195,6 +233,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{"POST", "/sandbox/another/upload", "", 404, `"Sandbox not found"`},
 		{"GET", "/sandbox/another/files", "", 404, `"Sandbox not found"`},
 		{"GET", "/sandbox/another/download/x", "", 404, `"Sandbox not found"`},
+		{"POST", "/sandbox/fork/execute", `{"code":"1"}`, 404, `"Sandbox not found"`},
+		{"POST", "/sandbox/fork/close", "", 404, `"Sandbox not found"`},
 		{"POST", "/sandbox/aname/close", "", 404, `"Sandbox not found"`},
 		{"POST", "/sandbox//close", "", 404, `"Sandbox not found"`},
 		{"POST", "/sandbox/%2e%2e/close", "", 404, `"Sandbox not found"`},
@@ -361,5 +401,63 @@ func TestWithoutADaemon(t *testing.T) {
 	r.Header.Del("Authorization")
 	if status, detail := ask(f, r); status != 503 || detail != `"no daemon is running"` {
 		t.Errorf("%d %s", status, detail)
+	}
+}
+
+// TestSandboxesAreBounded has clients create sandboxes at once, more than there may be.
+func TestSandboxesAreBounded(t *testing.T) {
+	f, s := newFace(t)
+	delete(s.sandboxes, "aname") // "mine" is one of the face
+	var creations sync.WaitGroup
+	for range 2 * maxSandboxes {
+		creations.Go(func() { ask(f, request(t, http.MethodPost, "/sandbox/create", "{}")) })
+	}
+	creations.Wait()
+	if s.created >= maxSandboxes {
+		t.Errorf("%d sandboxes were made beside one", s.created)
+	}
+	for s.created < maxSandboxes-1 { // those that were counted twice, as being made and as made
+		if status, detail := ask(f, request(t, http.MethodPost, "/sandbox/create", "{}")); status != 200 {
+			t.Fatalf("sandbox %d: %d %s", s.created+2, status, detail)
+		}
+	}
+	const full = `"there are 64 sandboxes, and no more are possible: close one"`
+	if status, detail := ask(f, request(t, http.MethodPost, "/sandbox/create", "{}")); status != 429 || detail != full {
+		t.Errorf("one too many: %d %s", status, detail)
+	}
+	delete(s.sandboxes, "made1")
+	if status, detail := ask(f, request(t, http.MethodPost, "/sandbox/create", "{}")); status != 200 {
+		t.Errorf("in the place of another: %d %s", status, detail)
+	}
+	if got := s.sandboxes["made2"].Labels; got[labelFace] != "made2" || !strings.HasPrefix(got[labelContext], "context") {
+		t.Errorf("labels of a new sandbox: %v", got)
+	}
+}
+
+// TestCallsAreBounded has more runs at once than may be: the others wait, and health answers.
+func TestCallsAreBounded(t *testing.T) {
+	f, s := newFace(t)
+	s.begun, s.gate = make(chan struct{}), make(chan struct{})
+	var runs sync.WaitGroup
+	for range 2 * maxCalls {
+		runs.Go(func() {
+			if status, detail := ask(f, request(t, http.MethodPost, "/sandbox/mine/execute", `{"code":"x"}`)); status != 200 {
+				t.Errorf("%d %s", status, detail)
+			}
+		})
+	}
+	for range maxCalls {
+		<-s.begun
+	}
+	if status, detail := ask(f, request(t, http.MethodGet, "/health", "")); status != 200 {
+		t.Errorf("health: %d %s", status, detail)
+	}
+	close(s.gate)
+	for range maxCalls {
+		<-s.begun
+	}
+	runs.Wait()
+	if s.most > maxCalls {
+		t.Errorf("%d runs at once", s.most)
 	}
 }

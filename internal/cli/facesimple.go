@@ -40,7 +40,8 @@ The flags describe the sandboxes, which are all alike. They live for a day, unle
 --lifetime says otherwise, and stay when this command ends.
 
 Clients must send the token that lies in simple-sandbox.token, in the directory of
-the daemon's socket, as "Authorization: Bearer TOKEN" or as the password of a URL.`,
+the daemon's socket, as "Authorization: Bearer TOKEN" or as the password of a URL.
+If that directory is another user's, the token is in your own runtime directory.`,
 		Example: `  sandboxd face simple-sandbox --listen 127.0.0.1:8000 --memory 1g --network egress:pypi
   curl -X POST -H "Authorization: Bearer $(cat /run/user/1000/sandboxd/simple-sandbox.token)" http://127.0.0.1:8000/sandbox/create`,
 		Args: cmdline.UsageArgs(cobra.NoArgs),
@@ -59,6 +60,14 @@ the daemon's socket, as "Authorization: Bearer TOKEN" or as the password of a UR
 
 func (o *simpleSandboxOptions) addFlags(f *pflag.FlagSet) {
 	o.sandboxFlags.addFlags(f)
+	for name, usage := range map[string]string{
+		"cwd":          "working `directory`, which clients' paths are relative to (default: /sandbox); also --workdir",
+		"idle-timeout": "stop a sandbox after this time without a request (default: 24h)",
+		"lifetime":     "maximum lifetime of a sandbox, or never (default: 24h)",
+	} {
+		f.Lookup(name).Usage = usage
+	}
+	f.Lookup("name").Hidden = true // it is refused
 	o.timeout = 3600
 	f.StringVar(&o.image, "image", "", "`image` of the sandboxes, with Python (default: host)")
 	f.Var(&o.timeout, "timeout", "interrupt code that runs longer than this")
@@ -96,7 +105,11 @@ func runFaceSimpleSandbox(ctx context.Context, where string, o simplesandbox.Opt
 	if err != nil {
 		return err
 	}
-	if o.Token, err = facesock.Token(filepath.Join(filepath.Dir(socket), "simple-sandbox.token")); err != nil {
+	token, err := facesock.TokenPath(socket, "simple-sandbox.token")
+	if err != nil {
+		return err
+	}
+	if o.Token, err = facesock.Token(token); err != nil {
 		return err
 	}
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", where)
@@ -115,6 +128,7 @@ func runFaceSimpleSandbox(ctx context.Context, where string, o simplesandbox.Opt
 	}
 	o.Client = client.New(socket)
 	defer o.Client.Close()
+	fmt.Fprintf(d.Stderr, "sandboxd: clients need the token in %s\n", token)
 	fmt.Fprintf(d.Stderr, "sandboxd: simple_sandbox's routes are served at http://%s\n", l.Addr())
 	if err := simplesandbox.New(o).Serve(ctx, l); err != nil {
 		return err

@@ -36,7 +36,8 @@ no tool chooses an image, a network, a mount or a profile beyond them. Sandboxes
 removed when their session ends, also when this command is killed.
 
 At an address of this host clients must send the token that lies in mcp.token, in
-the directory of the daemon's socket, as "Authorization: Bearer TOKEN".`,
+the directory of the daemon's socket, as "Authorization: Bearer TOKEN". If that
+directory is another user's, the token is in your own runtime directory.`,
 		Example: `  claude mcp add sandbox -- sandboxd mcp --image python:3 --network egress:pypi
   sandboxd mcp --memory 1g --timeout 2m
   sandboxd mcp --listen 127.0.0.1:7600 --listen unix:/run/user/1000/mcp.sock`,

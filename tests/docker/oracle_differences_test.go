@@ -200,6 +200,7 @@ var differences = []difference{
 
 	// Events.
 	{"GET /events?*exec_start* body[0].*", `"exec_start: echo hi"`, `"exec_start: echo"`, 2, "arguments may be secrets"},
+	{"GET /events?*die* body*.Actor.Attributes.exitCode", `"137"`, "absent", 3, "an end by a stop, before the request, of a container that has started again or is gone"},
 	{"GET /events?*volume* body", "*", "*", 1, "Docker tells of a volume again that is there already"},
 
 	// Volumes.

@@ -3,6 +3,7 @@ package functional
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -66,7 +67,8 @@ func (f *simpleSandbox) kill() {
 // ask sends a request and returns status and answer.
 func (f *simpleSandbox) ask(method, path, kind string, body io.Reader) (int, string) {
 	f.t.Helper()
-	req, err := http.NewRequestWithContext(f.t.Context(), method, f.url+path, body)
+	// A cleanup asks too, when the test's context has ended.
+	req, err := http.NewRequestWithContext(context.WithoutCancel(f.t.Context()), method, f.url+path, body)
 	if err != nil {
 		f.t.Error(err)
 		return 0, ""
@@ -191,11 +193,22 @@ func TestSimpleSandbox(t *testing.T) {
 	}
 	f.wants(404, `{"detail":"Sandbox not found"}`, "POST", "/sandbox/"+other.ID+"/execute", code("1"))
 	f.wants(404, `{"detail":"Sandbox not found"}`, "POST", "/sandbox/"+other.ID+"/close", "")
+	forks, err := d.Client(t).Fork(t.Context(), id, api.ForkSandbox{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fork := &forks.Sandboxes[0] // it has the face's labels
+	t.Cleanup(func() { _ = d.Client(t).DeleteSandbox(context.WithoutCancel(t.Context()), fork.ID) })
+	if fork.Labels["sandboxd.simple-sandbox"] != id {
+		t.Errorf("labels of a fork: %v", fork.Labels)
+	}
+	f.wants(404, `{"detail":"Sandbox not found"}`, "POST", "/sandbox/"+fork.ID+"/execute", code("1"))
+	f.wants(404, `{"detail":"Sandbox not found"}`, "POST", "/sandbox/"+fork.ID+"/close", "")
 	status, text = f.ask("GET", "/sandboxes", "", http.NoBody)
 	var all map[string]struct {
 		CreatedAt float64 `json:"created_at"`
 	}
-	if err := json.Unmarshal([]byte(text), &all); err != nil || status != 200 || all[id].CreatedAt < 1e9 || all[other.ID].CreatedAt != 0 {
+	if err := json.Unmarshal([]byte(text), &all); err != nil || status != 200 || all[id].CreatedAt < 1e9 || all[other.ID].CreatedAt != 0 || all[fork.ID].CreatedAt != 0 {
 		t.Errorf("sandboxes: %d %s, %v", status, text, err)
 	}
 	f.wants(200, `{"message":"Sandbox closed","status":"success"}`, "POST", at+"/close", "")
@@ -232,7 +245,7 @@ func TestSimpleSandboxFaceIsKilled(t *testing.T) {
 	begin := func(setup string) chan answer {
 		ended := make(chan answer, 1)
 		go func() {
-			status, text := f.ask("POST", at+"/execute", "application/json", strings.NewReader(code("open('begun', 'w').close(); "+setup+wait)))
+			status, text := f.ask("POST", at+"/execute", "application/json", strings.NewReader(code(setup+"; open('begun', 'w').close()"+wait)))
 			ended <- answer{status, text}
 		}()
 		harness.Eventually(t, func() error {
