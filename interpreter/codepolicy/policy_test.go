@@ -6,6 +6,8 @@ import (
 	"flag"
 	"os"
 	"os/exec"
+	"regexp/syntax"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -232,7 +234,8 @@ func TestMistakesHavePlaces(t *testing.T) {
 		{"version: 1\npatterns:\n- pattern: '(?=a)'", "3:12: pattern: invalid or unsupported Perl syntax: \"(?=\"; the syntax is RE2's, which has no lookaround and no backreference"},
 		{"version: 1\npatterns:\n- pattern: 'a*'", `3:12: pattern: "a*" matches every text`},
 		{"version: 1\npatterns:\n- severity: low", "3:3: the rule has no pattern"},
-		{"version: 1\npatterns:\n- {pattern: 'x{900}y{900}', reason: a}\n- pattern: '(xy|z){900}'", "1:1: the patterns are too large together"},
+		{"version: 1\npatterns:\n- {pattern: 'x{900}y{900}', reason: a}\n- pattern: '(xy|z){900}'", "4:12: the patterns are too large together: more than 4096 instructions"},
+		{"version: 1\npatterns:\n- pattern: '" + strings.Repeat("a", maxPattern+1) + "'", "3:12: pattern: longer than 4096 bytes"},
 		{"version: 1\nmodules: [{module: 'a b'}]", `2:20: module: "a b" is no name`},
 		{"version: 1\nmodules: [{module: [], languages: cobol}]", "2:20: module: the list is empty"},
 		{"version: 1\nmodules: {}", "2:10: modules is no list"},
@@ -251,6 +254,49 @@ func TestMistakesHavePlaces(t *testing.T) {
 	_, err := Parse([]byte("version: 2\nx: 1"))
 	if all := Mistakes(err); len(all) != 2 || all[1].Line != 2 {
 		t.Errorf("mistakes %v", all)
+	}
+}
+
+// The size of a pattern is known before its program is made, which can take a gigabyte.
+func TestSizeOfPatterns(t *testing.T) {
+	for _, s := range []string{
+		"a", "", "(a)(?:b|c|)*?d+", "(?i)straße|x?", `\b[^a]\B\pL\PN^$\z`, "(?:ab?){3,5}", "(?:a*){3,}", "(?:(?:a|b){7}){0,9}", "a{0}", "(?:){1000}", "(?:a{0,}){0,2}", "[^\\x00-\\x{10FFFF}]", "(?:|a)+",
+	} {
+		got, err := measure(s)
+		parsed, parseErr := syntax.Parse(s, syntax.Perl&^syntax.OneLine)
+		if err != nil || parseErr != nil {
+			t.Fatal(err, parseErr)
+		}
+		program, err := syntax.Compile(parsed.Simplify())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := len(program.Inst); got < want {
+			t.Errorf("%q: measured %d instructions, it has %d", s, got, want)
+		}
+	}
+	for _, p := range presets() {
+		for _, r := range p.patterns {
+			parsed, err := syntax.Parse(r.text, syntax.Perl&^syntax.OneLine)
+			if err != nil {
+				t.Fatal(err)
+			}
+			program, err := syntax.Compile(parsed.Simplify())
+			if n := len(program.Inst); err != nil || r.size < n || r.size > 2*n {
+				t.Errorf("%q: measured %d instructions, it has %d, %v", r.text, r.size, n, err)
+			}
+		}
+	}
+	large := "- pattern: '(?:" + strings.Repeat("a", 800) + "){1000}'\n"
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, err := Parse([]byte("version: 1\npatterns:\n" + strings.Repeat(large, 50)))
+	runtime.ReadMemStats(&after)
+	if all := Mistakes(err); len(all) != 1 || all[0].Line != 3 {
+		t.Errorf("mistakes %v, want one in line 3", all)
+	}
+	if n := after.TotalAlloc - before.TotalAlloc; n > 32<<20 {
+		t.Errorf("a document of 40 KiB takes %d bytes", n)
 	}
 }
 
