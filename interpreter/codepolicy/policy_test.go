@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"regexp/syntax"
@@ -191,9 +192,10 @@ modules:
 		{Code{Language: "python", Text: "1", Imports: []Import{{Name: "os", Line: 7}}}, "module os os 7 medium", false},
 		{Code{Language: "python", Text: "1", Libraries: []string{"os[x]>=1", "oslo"}}, "module os os 0 medium", false},
 	} {
-		found, refused := Check([]*Policy{p}, &c.code)
+		r := Check([]*Policy{p}, &c.code)
+		refused := r.Refused
 		var got []string
-		for _, f := range found {
+		for _, f := range r.Findings {
 			text := strings.Join([]string{string(f.Kind), f.Name, f.Found, string(rune('0' + f.Line)), string(f.Severity)}, " ")
 			if f.Refused {
 				text += "!"
@@ -206,17 +208,66 @@ modules:
 	}
 }
 
+// covers is the definition that firstImports follows with fewer steps.
+func covers(module, name string) bool {
+	if all, ok := strings.CutSuffix(name, ".*"); ok && strings.HasPrefix(module, all+".") {
+		return true
+	}
+	rest, ok := strings.CutPrefix(name, module)
+	return ok && (rest == "" || strings.ContainsRune("./:", rune(rest[0])) || strings.HasSuffix(module, "/"))
+}
+
+func TestModulesCoverWhatIsInThem(t *testing.T) {
+	all := []string{"a", "a.b", "a.b.c", "a/", "a/b", "a/b/", "a:b", "a.", "a..b", "a.*", "a.b.*", "ab", "a//b", ".", "/", "b.*", "a/b.c", "*"}
+	p := &Policy{modules: []module{{scope{languages: []string{"go"}}, []string{"b"}}, {names: all}}}
+	for _, name := range all {
+		first := p.firstImports("python", []Import{{Name: "none"}, {Name: name}, {Name: name, Language: "go"}})
+		for i, module := range all {
+			if got, want := first[1+i] == 1, covers(module, name); got != want {
+				t.Errorf("module %q covers %q: %v, want %v", module, name, got, want)
+			}
+		}
+	}
+}
+
+// The cost of names and of imports adds up. Multiplied, this test takes minutes.
+func TestManyModules(t *testing.T) {
+	doc, code := "version: 1\nrefuse: high\nmodules:\n", ""
+	for i := range 50 {
+		severity := "low"
+		if i == 49 {
+			severity = "high"
+		}
+		doc += "- {severity: " + severity + ", module: ["
+		for j := range 100 {
+			doc += fmt.Sprintf("m%d, ", 100*i+j)
+		}
+		doc += "]}\n"
+	}
+	for i := range 5000 {
+		code += fmt.Sprintf("import m%d.a.b\n", i)
+	}
+	policies := slices.Repeat([]*Policy{parse(t, doc)}, 20)
+	r := Check(policies, &Code{Language: "python", Text: code})
+	if len(r.Findings) != MaxFindings || r.More != 4000 || !r.Refused {
+		t.Fatalf("%d findings and %d more, refused %v", len(r.Findings), r.More, r.Refused)
+	}
+	if first, last := r.Findings[0], r.Findings[MaxFindings-1]; first.Line != 1 || first.Refused || last.Line != 5000 || !last.Refused {
+		t.Errorf("from %+v to %+v", first, last)
+	}
+}
+
 // A policy that is added never takes a refusal away.
 func TestPoliciesAdd(t *testing.T) {
 	strict := parse(t, "version: 1\nmodules: [{module: os, severity: low}]")
 	lax := parse(t, "version: 1\nrefuse: critical\nmodules: [{module: os, severity: low}]")
 	for _, both := range [][]*Policy{{strict, lax}, {lax, strict}} {
-		found, refused := Check(both, &Code{Language: "python", Text: "import os"})
-		if !refused || len(found) != 1 || !found[0].Refused {
-			t.Errorf("%+v, %v", found, refused)
+		r := Check(both, &Code{Language: "python", Text: "import os"})
+		if !r.Refused || len(r.Findings) != 1 || !r.Findings[0].Refused {
+			t.Errorf("%+v", r)
 		}
 	}
-	if _, refused := Check([]*Policy{lax}, &Code{Language: "python", Text: "import os"}); refused {
+	if Check([]*Policy{lax}, &Code{Language: "python", Text: "import os"}).Refused {
 		t.Error("the lax one refuses")
 	}
 }
@@ -380,8 +431,8 @@ func TestPresetsDecide(t *testing.T) {
 		{"strict", "cpp", "int main() { a.clone(); system(\"ls\"); }", refused},
 	} {
 		p := parse(t, "version: 1\npresets: "+c.preset)
-		if found, got := Check([]*Policy{p}, &Code{Language: c.language, Text: c.code}); got != c.want {
-			t.Errorf("%s: %s %q: refused %v, %+v", c.preset, c.language, c.code, got, found)
+		if r := Check([]*Policy{p}, &Code{Language: c.language, Text: c.code}); r.Refused != c.want {
+			t.Errorf("%s: %s %q: %+v", c.preset, c.language, c.code, r)
 		}
 	}
 }
@@ -458,8 +509,7 @@ func FuzzCheck(f *testing.F) {
 				t.Errorf("import %+v of %d lines", im, lines)
 			}
 		}
-		found, _ := Check(all, code)
-		for _, x := range found {
+		for _, x := range Check(all, code).Findings {
 			if x.Severity.Rank() == 0 || len(x.Found) > maxFound+3 {
 				t.Errorf("finding %+v", x)
 			}
