@@ -134,9 +134,57 @@ func TestCells(t *testing.T) {
 		{"x = 5 %2\nassert x !=3", ""},
 		{"%load_ext x", "x"},
 		{"%sx curl x", "subprocess curl"},
+		{"\n \n%%bash\ncurl", "subprocess curl"},
+		{"  %%bash\n  curl", "subprocess curl"},
+		{"\f%%bash\ncurl", "subprocess curl"},
+		{"%% bash\ncurl", "subprocess curl"},
+		{"%%time\n%%bash\ncurl", "subprocess curl"},
+		{"%%capture --no-stderr x\n\n %%time\n!curl", "subprocess curl"},
+		{"%%timeit import os\nimport re", "re os"},
+		{"%%perl\nimport os", "os subprocess perl"}, // read as Python, too: it may be a string
+		{"%%ruby\nrequire 'socket'", "subprocess ruby socket"},
+		{"%%python3\nimport os", "os subprocess python3"},
+		{"%%script --bg ruby -w\nrequire 'socket'", "subprocess ruby socket"},
+		{"%%script env x\ncurl", "subprocess env x curl"},
+		{"%%nosuch\nx", "subprocess nosuch"},
+		{"%%\nx", "subprocess"},
+		{"%%html\n<p>!curl", ""},
+		{">>> !curl", "subprocess curl"},
+		{">>> x = 1\n... %sx curl", "subprocess curl"},
+		{"In [12]: !curl\n    ...: import os", "os subprocess curl"},
+		{"%time !curl", "subprocess curl"},
+		{"x = %timeit %time -o %sx curl", "subprocess curl"},
+		{"%sx \\\n curl", "subprocess curl"},
+		{"x[\"#\"] = !curl", "subprocess curl"},
+		{"x[i % 2] = !curl", "subprocess curl"},
+		{"1\r!curl", "subprocess curl"},
+		{"sx curl", "subprocess curl"},
+		{"  system  curl\n\n", "subprocess curl"},
+		{"sx('curl')", "subprocess"},
+		{"ls", "subprocess ls"},
+		{"pip install x", "subprocess pip"},
+		{"%time sx curl", "subprocess curl"},
+		{"ls = 1", ""},
+		{"run(x)", ""},
+		{"run (x)", ""},
+		{"sx\n1", ""},
+		{"print('x =%s' % y, \"a=!b\")", ""},
+		{"x # y = !curl", ""},
 	} {
 		if got := names(imports(&Code{Language: "python", Text: c.code, Cell: true})); got != c.want {
 			t.Errorf("%q: imports %q, want %q", c.code, got, c.want)
+		}
+	}
+}
+
+// The size of a cell counts once, however its magics stand in one another.
+func TestLargeCells(t *testing.T) {
+	for _, code := range []string{
+		strings.Repeat("%%time\n", 150_000) + "%%bash\ncurl", strings.Repeat("%time ", 150_000) + "!curl", strings.Repeat("\n", 1<<20) + "!curl",
+		"!curl " + strings.Repeat("\\\n", 500_000), strings.Repeat("!curl\n", 150_000), strings.Repeat(">>> ", 250_000) + "!curl",
+	} {
+		if got := names(imports(&Code{Language: "python", Text: code, Cell: true})); got != "subprocess curl" {
+			t.Errorf("%.40q: imports %q", code, got)
 		}
 	}
 }
