@@ -331,21 +331,18 @@ func instructions(re *syntax.Regexp) int {
 	for _, sub := range re.Sub {
 		n = min(n+instructions(sub), maxProgram+1)
 	}
-	switch re.Op {
-	case syntax.OpLiteral:
+	switch op := re.Op; {
+	case op == syntax.OpLiteral:
 		n = len(re.Rune)
-	case syntax.OpCharClass:
+	case op == syntax.OpCharClass:
 		n = 1 + len(re.Rune)/64
-	case syntax.OpRepeat:
-		if re.Max < 0 {
-			n = n*max(re.Min, 1) + 2
-		} else {
-			n = (n + 1) * re.Max
-		}
-	case syntax.OpConcat:
-	case syntax.OpAlternate:
+	case op == syntax.OpRepeat && re.Max < 0:
+		n = n*max(re.Min, 1) + 2
+	case op == syntax.OpRepeat:
+		n = (n + 1) * re.Max
+	case op == syntax.OpAlternate:
 		n += len(re.Sub)
-	default: // empty expressions, captures, stars
+	case op != syntax.OpConcat: // empty expressions, captures, stars
 		n += 2
 	}
 	return min(max(n, 1), maxProgram+1)

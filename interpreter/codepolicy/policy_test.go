@@ -8,7 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp/syntax"
-	"runtime"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -387,10 +387,10 @@ func TestSizeOfPatterns(t *testing.T) {
 		}
 	}
 	large := "- pattern: '(?:" + strings.Repeat("a", 800) + "){1000}'\n"
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
+	var before, after goruntime.MemStats
+	goruntime.ReadMemStats(&before)
 	_, err := Parse([]byte("version: 1\npatterns:\n" + strings.Repeat(large, 50)))
-	runtime.ReadMemStats(&after)
+	goruntime.ReadMemStats(&after)
 	if all := Mistakes(err); len(all) != 1 || all[0].Line != 3 {
 		t.Errorf("mistakes %v, want one in line 3", all)
 	}
