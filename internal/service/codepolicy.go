@@ -22,7 +22,7 @@ const (
 	// readerTimeout bounds the program that reads the imports of Python code in the sandbox.
 	readerTimeout = 30 * time.Second
 	// maxFreeCheck and maxCheck bound the steps, of some 9 ns each, that patterns of a request may
-	// cost. Checks of a tenant beyond the first take turns, so that a tenant occupies one thread of the
+	// cost. Checks of a tenant beyond the first take turns, so that it occupies one thread of the
 	// daemon with them. Checks beyond the second are refused: an expression cannot be interrupted.
 	maxFreeCheck = 1 << 26
 	maxCheck     = 1 << 29
