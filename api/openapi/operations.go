@@ -396,7 +396,8 @@ var Operations = []Operation{
 		ID: "createContext", Method: "POST", Path: "/v1/sandboxes/{id}/contexts", Tag: "Code runs", Summary: "Create a context",
 		Detail: "Starts an interpreter that keeps variables between runs of code, and answers when it is ready. Code runs in it with `context` in [Run source code](#code). " +
 			"A sandbox has at most 24 contexts, which are detached execs. They go on while the daemon restarts.\n\n" +
-			"Memory is at least 64 MiB. A context that waits does not keep its sandbox from being idle.",
+			"Memory is at least 64 MiB. A context that waits does not keep its sandbox from being idle.\n\n" +
+			"The daemon's code policy and the operator's hook judge the modules of `preload`, as the code `import A, B`. Modules that they refuse are `code_refused`.",
 		Body:    jsonBody(api.CreateContext{Language: "python"}),
 		Answers: []Answer{{Status: 201, Type: api.TypeJSON, Value: variables}},
 	},

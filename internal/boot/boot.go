@@ -239,7 +239,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 				cfg.Start, cfg.Log = helper.StartGateway, log
 				return egress.Start(ctx, cfg)
 			},
-			CodePolicy: o.CodePolicy, CodeHook: o.codeHook(helper.DialService),
+			CodePolicy: o.CodePolicy, CodeHook: o.codeHook(helper.DialHook),
 			NetworkCeiling: o.NetworkCeiling, Secrets: known, Sockets: slices.Sorted(maps.Keys(o.Services)), DialSocket: helper.DialService,
 			Agents: agents.New(agents.Options{
 				Dir: hosted.Runs, Max: o.AgentRuns, Start: helper.StartAgent, Signal: helper.SignalAgent, Log: log,

@@ -76,9 +76,10 @@ type Agents struct {
 
 // Client is the daemon's handle on its broker process.
 type Client struct {
-	conn  *net.UnixConn
-	ended chan struct{}
-	dials chan struct{} // places of requests to connect to services: sandboxes make these
+	conn      *net.UnixConn
+	ended     chan struct{}
+	dials     chan struct{} // places of requests to connect to services: sandboxes make these
+	hookDials chan struct{} // places of requests to connect to the code hook
 
 	mu     sync.Mutex
 	closed bool
@@ -114,7 +115,7 @@ func start(args ...string) (*Client, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("start broker: %w", err), conn.Close())
 	}
-	c := &Client{conn: conn, ended: make(chan struct{}), dials: make(chan struct{}, maxDials)}
+	c := &Client{conn: conn, ended: make(chan struct{}), dials: make(chan struct{}, maxDials), hookDials: make(chan struct{}, maxDials)}
 	go func() {
 		_ = cmd.Wait() // each later request reports the end
 		close(c.ended)
@@ -300,12 +301,22 @@ func (c *Client) mount(ctx context.Context, request string, args any, source str
 	return files[0], nil
 }
 
-// DialService connects to the Unix socket with this name. Few requests are under way at a time, and
-// further ones wait: sandboxes must not take the places of others.
+// DialService connects to the Unix socket with this name for a sandbox. Few requests are under way
+// at a time, and further ones wait: sandboxes must not take the places of others.
 func (c *Client) DialService(ctx context.Context, name string) (*net.UnixConn, error) {
+	return c.dial(ctx, c.dials, name)
+}
+
+// DialHook is [Client.DialService] for the code hook. It has places of its own: sandboxes, which
+// can have services that do not accept, must not keep code from being judged.
+func (c *Client) DialHook(ctx context.Context, name string) (*net.UnixConn, error) {
+	return c.dial(ctx, c.hookDials, name)
+}
+
+func (c *Client) dial(ctx context.Context, places chan struct{}, name string) (*net.UnixConn, error) {
 	select {
-	case c.dials <- struct{}{}:
-		defer func() { <-c.dials }()
+	case places <- struct{}{}:
+		defer func() { <-places }()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}

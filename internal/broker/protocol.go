@@ -22,7 +22,7 @@ const (
 	maxFiles = 2
 	// maxRequests limits the requests in progress; the broker refuses more.
 	maxRequests = 64
-	// maxDials limits those of them that sandboxes cause.
+	// maxDials limits those of them that sandboxes cause, and those to the code hook.
 	maxDials = 8
 	// fdRequests is the broker's end of the request socket.
 	fdRequests = 3

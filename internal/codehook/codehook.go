@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"time"
@@ -70,21 +71,18 @@ func (h *Hook) Ask(ctx context.Context, q Question) (a Answer, err error) {
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, h.url, bytes.NewReader(body))
 	if err != nil {
-		return a, errors.New("its address cannot be used")
+		return a, errors.New("the address of the hook cannot be used")
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := h.http.Do(req)
 	if err != nil {
-		if u, ok := errors.AsType[*url.Error](err); ok {
-			err = u.Err // without the address, which tenants need not know
-		}
-		return a, err
+		return a, bare(err)
 	}
 	defer resp.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
 	case err != nil:
-		return a, err
+		return a, bare(err)
 	case resp.StatusCode != http.StatusOK:
 		return a, fmt.Errorf("HTTP %d", resp.StatusCode)
 	case len(data) > maxAnswer:
@@ -97,11 +95,22 @@ func (h *Hook) Ask(ctx context.Context, q Question) (a Answer, err error) {
 	}
 	switch {
 	case a.Decision != Allow && a.Decision != Deny:
-		return a, errors.New("its decision is neither allow nor deny")
+		return a, fmt.Errorf("decision %.20q: neither allow nor deny", a.Decision)
 	case len(a.Reason) > maxReason:
-		return a, fmt.Errorf("its reason is longer than %d bytes", maxReason)
+		return a, fmt.Errorf("the reason is longer than %d bytes", maxReason)
 	case a.Code != nil && (*a.Code == "" || len(*a.Code) > MaxCode):
-		return a, fmt.Errorf("its code is empty, or longer than %d bytes", MaxCode)
+		return a, fmt.Errorf("the code is empty, or longer than %d bytes", MaxCode)
 	}
 	return a, nil
+}
+
+// bare returns an error without the addresses of a connection, which tenants need not know.
+func bare(err error) error {
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		err = e.Err
+	}
+	if e, ok := errors.AsType[*net.OpError](err); ok {
+		return fmt.Errorf("%s: %w", e.Op, e.Err)
+	}
+	return err
 }

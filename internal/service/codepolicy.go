@@ -22,8 +22,8 @@ const (
 	// readerTimeout bounds the program that reads the imports of Python code in the sandbox.
 	readerTimeout = 30 * time.Second
 	// maxFreeCheck and maxCheck bound the steps, of some 9 ns each, that patterns of a request may
-	// cost. Checks beyond the first take turns, so that tenants occupy one thread of the daemon with
-	// them. Checks beyond the second are refused: an expression cannot be interrupted.
+	// cost. Checks of a tenant beyond the first take turns, so that it occupies one thread of the
+	// daemon with them. Checks beyond the second are refused: an expression cannot be interrupted.
 	maxFreeCheck = 1 << 26
 	maxCheck     = 1 << 29
 	// maxTold is the maximum number of findings in the text of a refusal.
@@ -37,6 +37,7 @@ type judgedRun struct {
 	context string    // its id; empty: the code runs by itself
 	user    string    // of the run, as in requests
 	due     time.Time // end of the run's time; zero: never
+	preload bool      // the code is the daemon's: it imports modules, and cannot be another
 	cost    int       // steps that the patterns of the request may take; judge sets it
 }
 
@@ -44,6 +45,7 @@ type judgedRun struct {
 type verdict struct {
 	code     string // to run
 	findings []api.CodeFinding
+	more     int  // number of findings that are left out
 	amended  bool // by the hook: code is not the client's
 }
 
@@ -66,52 +68,69 @@ func (s *API) judge(ctx context.Context, run *judgedRun, req *api.CodeRequest) (
 	if run.cost > maxCheck {
 		return v, class.Mark(class.ErrTooLarge, fmt.Errorf("policy: its patterns are too large for code of %d bytes", len(v.code)))
 	}
-	v.findings, err = s.check(ctx, run, policies, v.code, req.Libraries)
+	v.findings, v.more, err = s.check(ctx, run, policies, v.code, req.Libraries)
 	if err == nil && s.opts.CodeHook != nil {
 		var changed *string
-		if changed, err = s.askHook(ctx, run, v); err == nil && changed != nil && *changed != v.code {
+		switch changed, err = s.askHook(ctx, run, v); {
+		case err != nil || changed == nil || *changed == v.code:
+		case run.preload:
+			err = refuse(v.findings, "the operator's hook gives other code for modules of preload")
+		default:
 			v.code, v.amended = *changed, true // as long as the client's or not: the hook is trusted
-			v.findings, err = s.check(ctx, run, policies, v.code, req.Libraries)
+			v.findings, v.more, err = s.check(ctx, run, policies, v.code, req.Libraries)
 		}
 	}
 	s.recordVerdict(run, req, &v, err)
 	return v, err
 }
 
-// check returns the findings of policies that refuse nothing.
-func (s *API) check(ctx context.Context, run *judgedRun, policies []*codepolicy.Policy, text string, libraries []string) ([]api.CodeFinding, error) {
+// judgePreload judges the modules that a context imports before it takes code.
+func (s *API) judgePreload(ctx context.Context, sandbox string, req *api.CreateContext) error {
+	if len(req.Preload) == 0 || s.opts.CodePolicy == nil && s.opts.CodeHook == nil {
+		return nil
+	}
+	run := &judgedRun{sandbox: sandbox, lang: interpreter.Find(req.Language), user: req.User, preload: true}
+	if _, err := s.judge(ctx, run, &api.CodeRequest{Code: "import " + strings.Join(req.Preload, ", ")}); err != nil {
+		return fmt.Errorf("preload: %w", err)
+	}
+	return nil
+}
+
+// check returns the findings of policies that refuse nothing, and the number of those left out.
+func (s *API) check(ctx context.Context, run *judgedRun, policies []*codepolicy.Policy, text string, libraries []string) (found []api.CodeFinding, more int, err error) {
 	if len(policies) == 0 {
-		return nil, nil
+		return nil, 0, nil
 	}
 	code := &codepolicy.Code{Language: run.lang.Name, Text: text, Cell: run.context != "", Libraries: libraries}
 	reads := func(p *codepolicy.Policy) bool { return p.Reads(code.Language) }
-	if code.Language == "python" && slices.ContainsFunc(policies, reads) {
-		var err error
+	if code.Language == "python" && !run.preload && slices.ContainsFunc(policies, reads) {
 		if code.Imports, err = s.pythonImports(ctx, run, text); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 	}
 	if run.cost > maxFreeCheck {
+		turn, _ := s.checks.LoadOrStore(s.caller.Tenant, make(chan struct{}, 1))
+		checks := turn.(chan struct{}) //nolint:forcetypeassert // no other type is stored
 		select {
-		case s.checks <- struct{}{}:
-			defer func() { <-s.checks }()
+		case checks <- struct{}{}:
+			defer func() { <-checks }()
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return nil, 0, context.Cause(ctx)
 		}
 	}
-	found, refused := codepolicy.Check(policies, code)
-	if refused {
-		return found, refuse(found, "%s", tell(found))
+	r := codepolicy.Check(policies, code)
+	if r.Refused {
+		return r.Findings, r.More, refuse(r.Findings, "%s", tell(r.Findings, r.More))
 	}
-	return found, nil
+	return r.Findings, r.More, nil
 }
 
 func refuse(findings []api.CodeFinding, format string, args ...any) error {
 	return class.Mark(class.ErrRefused, &class.Refusal{Findings: findings, Reason: fmt.Sprintf(format, args...)})
 }
 
-// tell puts findings into words, those that refuse first.
-func tell(findings []api.CodeFinding) string {
+// tell puts findings into words, those that refuse first. More is the number of further findings.
+func tell(findings []api.CodeFinding, more int) string {
 	sorted := slices.Clone(findings)
 	slices.SortStableFunc(sorted, func(a, b api.CodeFinding) int {
 		switch {
@@ -133,7 +152,7 @@ func tell(findings []api.CodeFinding) string {
 		}
 		parts = append(parts, text)
 	}
-	if more := len(sorted) - len(parts); more > 0 {
+	if more += len(sorted) - len(parts); more > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(parts, "; ")
@@ -217,9 +236,9 @@ func (s *API) recordVerdict(run *judgedRun, req *api.CodeRequest, v *verdict, er
 	case err != nil:
 		return
 	case v.amended:
-		e.Action, e.Reason = api.ActionAmended, tell(v.findings)
+		e.Action, e.Reason = api.ActionAmended, tell(v.findings, v.more)
 	case len(v.findings) > 0:
-		e.Action, e.Reason = api.ActionWarned, tell(v.findings)
+		e.Action, e.Reason = api.ActionWarned, tell(v.findings, v.more)
 	default:
 		return
 	}

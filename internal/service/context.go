@@ -241,6 +241,9 @@ func (s *API) CreateContext(ctx context.Context, ref string, req api.CreateConte
 	if err := s.adoption(ctx); err != nil { // or contexts of the last daemon are not counted
 		return api.Context{}, err
 	}
+	if err := s.judgePreload(ctx, rec.ID, &req); err != nil {
+		return api.Context{}, err
+	}
 	now := time.Now().UTC()
 	c := s.takeSpare(rec.ID, req)
 	if c == nil {

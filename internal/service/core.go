@@ -213,7 +213,7 @@ type core struct {
 	contexts   contexts
 	results    *share.Quota // of bytes of results of contexts
 	toolchains toolchains
-	checks     chan struct{} // semaphore of one: large checks of code
+	checks     sync.Map // semaphores of one by tenant: large checks of code
 	restarts   restarts
 	finals     finals
 	logs       *mainLogs
@@ -242,7 +242,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	}
 	s := &core{
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
-		results: resultsQuota(), checks: make(chan struct{}, 1),
+		results: resultsQuota(),
 	}
 	s.retention.Store(&opts.RetentionLimits)
 	s.caches.dir = filepath.Join(opts.DataDir, "build-caches")

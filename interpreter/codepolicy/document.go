@@ -30,6 +30,8 @@ const (
 	maxList   = 100 // modules or languages of one rule
 	maxReason = 200 // bytes
 	maxName   = 200 // bytes of a module
+	// maxPattern bounds the bytes of a pattern: parsed, a class such as \pL takes 5 KiB.
+	maxPattern = 4096
 	// maxProgram bounds the instructions of all patterns. The cost of a check is their number times
 	// the length of the code.
 	maxProgram = 4096
@@ -40,7 +42,7 @@ type Policy struct {
 	refuse   api.CodeSeverity
 	patterns []pattern
 	modules  []module
-	program  int // instructions of the patterns
+	program  int // bound of the instructions of the patterns
 }
 
 // scope is the part that both kinds of rules have.
@@ -59,7 +61,7 @@ type pattern struct {
 
 	text string
 	re   *regexp.Regexp
-	size int // of its program, in instructions
+	size int // bound of the instructions of its program
 }
 
 type module struct {
@@ -148,6 +150,7 @@ func placed(err error) error {
 type parser struct {
 	errs   []error
 	policy Policy
+	full   bool // the patterns are too large: further rules are not read
 }
 
 func (p *parser) fail(n *yaml.Node, format string, args ...any) {
@@ -245,9 +248,15 @@ func (p *parser) top(n *yaml.Node) {
 	if rules := len(p.policy.patterns) + len(p.policy.modules); rules > maxRules {
 		p.fail(n, "%d rules, of presets too, are more than %d", rules, maxRules)
 	}
-	if p.policy.program > maxProgram {
-		p.fail(n, "the patterns are too large together: %d instructions, more than %d; write fewer, or smaller repetitions", p.policy.program, maxProgram)
+	if p.policy.program > maxProgram && !p.full { // with those of presets
+		p.failSize(n)
 	}
+}
+
+// failSize ends the reading of rules.
+func (p *parser) failSize(n *yaml.Node) {
+	p.full = true
+	p.fail(n, "the patterns are too large together: more than %d instructions; write fewer, or smaller repetitions", maxProgram)
 }
 
 // rules returns the readers of the keys that documents and presets share.
@@ -263,6 +272,9 @@ func (p *parser) rules(refuse *api.CodeSeverity) map[string]func(*yaml.Node) {
 				return
 			}
 			for _, e := range n.Content {
+				if p.full {
+					return
+				}
 				f(e)
 			}
 		}
@@ -279,12 +291,16 @@ func (p *parser) pattern(n *yaml.Node) {
 	fields := p.scope(&r.scope)
 	fields["pattern"] = func(n *yaml.Node) {
 		p.scalar(n, "pattern", func(s string) (err error) {
-			if r.re, r.size, err = compile(s); err != nil {
+			if r.size, err = measure(s); err != nil {
 				return err
 			}
+			if p.policy.program += r.size; p.policy.program > maxProgram {
+				p.failSize(n)
+				return nil
+			}
 			r.text = s
-			p.policy.program += r.size
-			return nil
+			r.re, err = compile(s)
+			return err
 		})
 	}
 	if p.rule(n, fields, "pattern") {
@@ -292,27 +308,56 @@ func (p *parser) pattern(n *yaml.Node) {
 	}
 }
 
-// compile returns a pattern and the number of its instructions. ^ and $ are those of lines.
-func compile(s string) (*regexp.Regexp, int, error) {
+// measure returns a bound of the size of a pattern's program. It does not make the program: a few
+// bytes of text can stand for a million instructions.
+func measure(s string) (int, error) {
+	if len(s) > maxPattern {
+		return 0, fmt.Errorf("longer than %d bytes", maxPattern)
+	}
 	parsed, err := syntax.Parse(s, syntax.Perl&^syntax.OneLine)
 	if e, ok := errors.AsType[*syntax.Error](err); ok {
-		return nil, 0, fmt.Errorf("%s: %q; the syntax is RE2's, which has no lookaround and no backreference", e.Code, e.Expr)
+		return 0, fmt.Errorf("%s: %q; the syntax is RE2's, which has no lookaround and no backreference", e.Code, e.Expr)
 	}
 	if err != nil {
-		return nil, 0, err
+		return 0, err
 	}
-	program, err := syntax.Compile(parsed.Simplify())
-	if err != nil {
-		return nil, 0, err
+	return 2 + instructions(parsed), nil
+}
+
+// instructions returns a bound of the instructions of an expression, at most maxProgram + 1. Large
+// classes count more, as they take memory.
+func instructions(re *syntax.Regexp) int {
+	n := 0
+	for _, sub := range re.Sub {
+		n = min(n+instructions(sub), maxProgram+1)
 	}
+	switch op := re.Op; {
+	case op == syntax.OpLiteral:
+		n = len(re.Rune)
+	case op == syntax.OpCharClass:
+		n = 1 + len(re.Rune)/64
+	case op == syntax.OpRepeat && re.Max < 0:
+		n = n*max(re.Min, 1) + 2
+	case op == syntax.OpRepeat:
+		n = (n + 1) * re.Max
+	case op == syntax.OpAlternate:
+		n += len(re.Sub)
+	case op != syntax.OpConcat: // empty expressions, captures, stars
+		n += 2
+	}
+	return min(max(n, 1), maxProgram+1)
+}
+
+// compile returns a pattern. ^ and $ are those of lines.
+func compile(s string) (*regexp.Regexp, error) {
 	re, err := regexp.Compile("(?m)" + s)
 	switch {
 	case err != nil:
-		return nil, 0, err
+		return nil, err
 	case re.MatchString(""):
-		return nil, 0, fmt.Errorf("%q matches every text", s)
+		return nil, fmt.Errorf("%q matches every text", s)
 	}
-	return re, len(program.Inst), nil
+	return re, nil
 }
 
 func (p *parser) module(n *yaml.Node) {

@@ -69,6 +69,12 @@ func imports(code *Code) []Import {
 	case "r":
 		r.r()
 	}
+	if code.Cell { // which has more ends of lines than those that count
+		last := 1 + strings.Count(code.Text, "\n")
+		for i := range r.found {
+			r.found[i].Line = min(r.found[i].Line, last)
+		}
+	}
 	return r.found
 }
 

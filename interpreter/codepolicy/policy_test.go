@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
+	"regexp/syntax"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -131,9 +134,57 @@ func TestCells(t *testing.T) {
 		{"x = 5 %2\nassert x !=3", ""},
 		{"%load_ext x", "x"},
 		{"%sx curl x", "subprocess curl"},
+		{"\n \n%%bash\ncurl", "subprocess curl"},
+		{"  %%bash\n  curl", "subprocess curl"},
+		{"\f%%bash\ncurl", "subprocess curl"},
+		{"%% bash\ncurl", "subprocess curl"},
+		{"%%time\n%%bash\ncurl", "subprocess curl"},
+		{"%%capture --no-stderr x\n\n %%time\n!curl", "subprocess curl"},
+		{"%%timeit import os\nimport re", "re os"},
+		{"%%perl\nimport os", "os subprocess perl"}, // read as Python, too: it may be a string
+		{"%%ruby\nrequire 'socket'", "subprocess ruby socket"},
+		{"%%python3\nimport os", "os subprocess python3"},
+		{"%%script --bg ruby -w\nrequire 'socket'", "subprocess ruby socket"},
+		{"%%script env x\ncurl", "subprocess env x curl"},
+		{"%%nosuch\nx", "subprocess nosuch"},
+		{"%%\nx", "subprocess"},
+		{"%%html\n<p>!curl", ""},
+		{">>> !curl", "subprocess curl"},
+		{">>> x = 1\n... %sx curl", "subprocess curl"},
+		{"In [12]: !curl\n    ...: import os", "os subprocess curl"},
+		{"%time !curl", "subprocess curl"},
+		{"x = %timeit %time -o %sx curl", "subprocess curl"},
+		{"%sx \\\n curl", "subprocess curl"},
+		{"x[\"#\"] = !curl", "subprocess curl"},
+		{"x[i % 2] = !curl", "subprocess curl"},
+		{"1\r!curl", "subprocess curl"},
+		{"sx curl", "subprocess curl"},
+		{"  system  curl\n\n", "subprocess curl"},
+		{"sx('curl')", "subprocess"},
+		{"ls", "subprocess ls"},
+		{"pip install x", "subprocess pip"},
+		{"%time sx curl", "subprocess curl"},
+		{"ls = 1", ""},
+		{"run(x)", ""},
+		{"run (x)", ""},
+		{"sx\n1", ""},
+		{"print('x =%s' % y, \"a=!b\")", ""},
+		{"x # y = !curl", ""},
 	} {
 		if got := names(imports(&Code{Language: "python", Text: c.code, Cell: true})); got != c.want {
 			t.Errorf("%q: imports %q, want %q", c.code, got, c.want)
+		}
+	}
+}
+
+// The size of a cell counts once, however its magics stand in one another.
+func TestLargeCells(t *testing.T) {
+	for _, code := range []string{
+		strings.Repeat("%%time\n", 150_000) + "%%bash\ncurl", strings.Repeat("%time ", 150_000) + "!curl", strings.Repeat("\n", 1<<20) + "!curl",
+		"!curl " + strings.Repeat("\\\n", 500_000), strings.Repeat("!curl\n", 150_000), strings.Repeat(">>> ", 250_000) + "!curl",
+	} {
+		if got := names(imports(&Code{Language: "python", Text: code, Cell: true})); got != "subprocess curl" {
+			t.Errorf("%.40q: imports %q", code, got)
 		}
 	}
 }
@@ -189,9 +240,10 @@ modules:
 		{Code{Language: "python", Text: "1", Imports: []Import{{Name: "os", Line: 7}}}, "module os os 7 medium", false},
 		{Code{Language: "python", Text: "1", Libraries: []string{"os[x]>=1", "oslo"}}, "module os os 0 medium", false},
 	} {
-		found, refused := Check([]*Policy{p}, &c.code)
+		r := Check([]*Policy{p}, &c.code)
+		refused := r.Refused
 		var got []string
-		for _, f := range found {
+		for _, f := range r.Findings {
 			text := strings.Join([]string{string(f.Kind), f.Name, f.Found, string(rune('0' + f.Line)), string(f.Severity)}, " ")
 			if f.Refused {
 				text += "!"
@@ -204,17 +256,66 @@ modules:
 	}
 }
 
+// covers is the definition that firstImports follows with fewer steps.
+func covers(module, name string) bool {
+	if all, ok := strings.CutSuffix(name, ".*"); ok && strings.HasPrefix(module, all+".") {
+		return true
+	}
+	rest, ok := strings.CutPrefix(name, module)
+	return ok && (rest == "" || strings.ContainsRune("./:", rune(rest[0])) || strings.HasSuffix(module, "/"))
+}
+
+func TestModulesCoverWhatIsInThem(t *testing.T) {
+	all := []string{"a", "a.b", "a.b.c", "a/", "a/b", "a/b/", "a:b", "a.", "a..b", "a.*", "a.b.*", "ab", "a//b", ".", "/", "b.*", "a/b.c", "*"}
+	p := &Policy{modules: []module{{scope{languages: []string{"go"}}, []string{"b"}}, {names: all}}}
+	for _, name := range all {
+		first := p.firstImports("python", []Import{{Name: "none"}, {Name: name}, {Name: name, Language: "go"}})
+		for i, module := range all {
+			if got, want := first[1+i] == 1, covers(module, name); got != want {
+				t.Errorf("module %q covers %q: %v, want %v", module, name, got, want)
+			}
+		}
+	}
+}
+
+// The cost of names and of imports adds up. Multiplied, this test takes minutes.
+func TestManyModules(t *testing.T) {
+	doc, code := "version: 1\nrefuse: high\nmodules:\n", ""
+	for i := range 50 {
+		severity := "low"
+		if i == 49 {
+			severity = "high"
+		}
+		doc += "- {severity: " + severity + ", module: ["
+		for j := range 100 {
+			doc += fmt.Sprintf("m%d, ", 100*i+j)
+		}
+		doc += "]}\n"
+	}
+	for i := range 5000 {
+		code += fmt.Sprintf("import m%d.a.b\n", i)
+	}
+	policies := slices.Repeat([]*Policy{parse(t, doc)}, 20)
+	r := Check(policies, &Code{Language: "python", Text: code})
+	if len(r.Findings) != MaxFindings || r.More != 4000 || !r.Refused {
+		t.Fatalf("%d findings and %d more, refused %v", len(r.Findings), r.More, r.Refused)
+	}
+	if first, last := r.Findings[0], r.Findings[MaxFindings-1]; first.Line != 1 || first.Refused || last.Line != 5000 || !last.Refused {
+		t.Errorf("from %+v to %+v", first, last)
+	}
+}
+
 // A policy that is added never takes a refusal away.
 func TestPoliciesAdd(t *testing.T) {
 	strict := parse(t, "version: 1\nmodules: [{module: os, severity: low}]")
 	lax := parse(t, "version: 1\nrefuse: critical\nmodules: [{module: os, severity: low}]")
 	for _, both := range [][]*Policy{{strict, lax}, {lax, strict}} {
-		found, refused := Check(both, &Code{Language: "python", Text: "import os"})
-		if !refused || len(found) != 1 || !found[0].Refused {
-			t.Errorf("%+v, %v", found, refused)
+		r := Check(both, &Code{Language: "python", Text: "import os"})
+		if !r.Refused || len(r.Findings) != 1 || !r.Findings[0].Refused {
+			t.Errorf("%+v", r)
 		}
 	}
-	if _, refused := Check([]*Policy{lax}, &Code{Language: "python", Text: "import os"}); refused {
+	if Check([]*Policy{lax}, &Code{Language: "python", Text: "import os"}).Refused {
 		t.Error("the lax one refuses")
 	}
 }
@@ -232,7 +333,8 @@ func TestMistakesHavePlaces(t *testing.T) {
 		{"version: 1\npatterns:\n- pattern: '(?=a)'", "3:12: pattern: invalid or unsupported Perl syntax: \"(?=\"; the syntax is RE2's, which has no lookaround and no backreference"},
 		{"version: 1\npatterns:\n- pattern: 'a*'", `3:12: pattern: "a*" matches every text`},
 		{"version: 1\npatterns:\n- severity: low", "3:3: the rule has no pattern"},
-		{"version: 1\npatterns:\n- {pattern: 'x{900}y{900}', reason: a}\n- pattern: '(xy|z){900}'", "1:1: the patterns are too large together"},
+		{"version: 1\npatterns:\n- {pattern: 'x{900}y{900}', reason: a}\n- pattern: '(xy|z){900}'", "4:12: the patterns are too large together: more than 4096 instructions"},
+		{"version: 1\npatterns:\n- pattern: '" + strings.Repeat("a", maxPattern+1) + "'", "3:12: pattern: longer than 4096 bytes"},
 		{"version: 1\nmodules: [{module: 'a b'}]", `2:20: module: "a b" is no name`},
 		{"version: 1\nmodules: [{module: [], languages: cobol}]", "2:20: module: the list is empty"},
 		{"version: 1\nmodules: {}", "2:10: modules is no list"},
@@ -251,6 +353,49 @@ func TestMistakesHavePlaces(t *testing.T) {
 	_, err := Parse([]byte("version: 2\nx: 1"))
 	if all := Mistakes(err); len(all) != 2 || all[1].Line != 2 {
 		t.Errorf("mistakes %v", all)
+	}
+}
+
+// The size of a pattern is known before its program is made, which can take a gigabyte.
+func TestSizeOfPatterns(t *testing.T) {
+	for _, s := range []string{
+		"a", "", "(a)(?:b|c|)*?d+", "(?i)straße|x?", `\b[^a]\B\pL\PN^$\z`, "(?:ab?){3,5}", "(?:a*){3,}", "(?:(?:a|b){7}){0,9}", "a{0}", "(?:){1000}", "(?:a{0,}){0,2}", "[^\\x00-\\x{10FFFF}]", "(?:|a)+",
+	} {
+		got, err := measure(s)
+		parsed, parseErr := syntax.Parse(s, syntax.Perl&^syntax.OneLine)
+		if err != nil || parseErr != nil {
+			t.Fatal(err, parseErr)
+		}
+		program, err := syntax.Compile(parsed.Simplify())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := len(program.Inst); got < want {
+			t.Errorf("%q: measured %d instructions, it has %d", s, got, want)
+		}
+	}
+	for _, p := range presets() {
+		for _, r := range p.patterns {
+			parsed, err := syntax.Parse(r.text, syntax.Perl&^syntax.OneLine)
+			if err != nil {
+				t.Fatal(err)
+			}
+			program, err := syntax.Compile(parsed.Simplify())
+			if n := len(program.Inst); err != nil || r.size < n || r.size > 2*n {
+				t.Errorf("%q: measured %d instructions, it has %d, %v", r.text, r.size, n, err)
+			}
+		}
+	}
+	large := "- pattern: '(?:" + strings.Repeat("a", 800) + "){1000}'\n"
+	var before, after goruntime.MemStats
+	goruntime.ReadMemStats(&before)
+	_, err := Parse([]byte("version: 1\npatterns:\n" + strings.Repeat(large, 50)))
+	goruntime.ReadMemStats(&after)
+	if all := Mistakes(err); len(all) != 1 || all[0].Line != 3 {
+		t.Errorf("mistakes %v, want one in line 3", all)
+	}
+	if n := after.TotalAlloc - before.TotalAlloc; n > 32<<20 {
+		t.Errorf("a document of 40 KiB takes %d bytes", n)
 	}
 }
 
@@ -334,8 +479,8 @@ func TestPresetsDecide(t *testing.T) {
 		{"strict", "cpp", "int main() { a.clone(); system(\"ls\"); }", refused},
 	} {
 		p := parse(t, "version: 1\npresets: "+c.preset)
-		if found, got := Check([]*Policy{p}, &Code{Language: c.language, Text: c.code}); got != c.want {
-			t.Errorf("%s: %s %q: refused %v, %+v", c.preset, c.language, c.code, got, found)
+		if r := Check([]*Policy{p}, &Code{Language: c.language, Text: c.code}); r.Refused != c.want {
+			t.Errorf("%s: %s %q: %+v", c.preset, c.language, c.code, r)
 		}
 	}
 }
@@ -412,8 +557,7 @@ func FuzzCheck(f *testing.F) {
 				t.Errorf("import %+v of %d lines", im, lines)
 			}
 		}
-		found, _ := Check(all, code)
-		for _, x := range found {
+		for _, x := range Check(all, code).Findings {
 			if x.Severity.Rank() == 0 || len(x.Found) > maxFound+3 {
 				t.Errorf("finding %+v", x)
 			}

@@ -88,7 +88,7 @@ func TestCodePolicy(t *testing.T) {
 		{"a context", api.CodeRequest{Context: python.ID, Code: "x = 1\nimport subprocess"}, "2:subprocess!", true},
 		{"a context's warning", api.CodeRequest{Context: python.ID, Code: "import json"}, "1:json", false},
 		{"a magic", api.CodeRequest{Context: python.ID, Code: "!echo > /tmp/ran"}, "1:subprocess!", true},
-		{"a magic cell", api.CodeRequest{Context: python.ID, Code: "%%bash\necho > /tmp/ran"}, "2:subprocess!", true},
+		{"a magic cell", api.CodeRequest{Context: python.ID, Code: "%%bash\necho > /tmp/ran"}, "1:subprocess!", true},
 		{"a check in a context", api.CodeRequest{Context: python.ID, Code: "open('/tmp/ran', 'w')", Check: true}, "", false},
 		{"a context of bash", api.CodeRequest{Context: bash.ID, Code: "touch /tmp/ran; 'cu'rl x"}, "1:touch 1:curl!", true},
 	} {
