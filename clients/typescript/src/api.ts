@@ -244,6 +244,8 @@ export interface CodeEvent {
   usage?: Usage
   /** in "end" */
   artifacts?: Artifact[]
+  /** ArtifactsMissed is that of CodeResult; in "end". */
+  artifacts_missed?: boolean
   /** Findings and Amended are those of CodeResult; in "started". */
   findings?: CodeFinding[]
   amended?: boolean
@@ -361,6 +363,11 @@ export interface CodeResult {
   usage: Usage
   /** of OutputDir, by path; at most 1000 */
   artifacts?: Artifact[]
+  /**
+   * ArtifactsMissed means that there may be more: over 1000, or the directory cannot be read as a
+   * whole.
+   */
+  artifacts_missed?: boolean
   /** output beyond OutputLimit was dropped */
   truncated?: boolean
   /** Findings are those of the code policies that did not refuse the code, by line. */
