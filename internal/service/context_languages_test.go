@@ -369,3 +369,27 @@ func TestInterruptBeforeTheCode(t *testing.T) {
 		})
 	}
 }
+
+// The message of an exception is shortened, in bytes, and the context keeps its state. The same is
+// done to the class's name.
+func TestLongMessages(t *testing.T) {
+	for _, l := range []struct{ name, peer, set, raise, get, want string }{
+		{"python", "python3", "x = 1", "raise type('é' * 250000, (ValueError,), {})('日' * 250000)", "x", `"" "" [1]*`},
+		{"ruby", "ruby", "x = 1; nil", "raise '日' * 250000", "x", `"" "" [1]*`},
+		{"javascript", "node", "var x = 1", "throw Object.assign(new Error('日'.repeat(250000)), {name: 'é'.repeat(20000000)})", "x", `"" "" [1]*`},
+		{"r", "Rscript", "x <- 1", "stop(simpleError(strrep('🐎', 250000)))", "x", `"" "" [[1] 1]*`},
+	} {
+		t.Run(l.name, func(t *testing.T) {
+			testenv.RequirePeer(t, l.peer)
+			d, sb := contextBench(t)
+			c := newContext(d, sb.ID, api.CreateContext{Language: l.name})
+			runIn(d, c, l.set)
+			if f := runIn(d, c, l.raise).Failure; f == nil || len(f.Value) < 200000 || len(f.Value) > 350<<10 || strings.HasPrefix(f.Name, "Context") {
+				t.Errorf("%.200s", fmt.Sprintf("%+v", f))
+			}
+			if got := summary(runIn(d, c, l.get)); got != l.want {
+				t.Error(got)
+			}
+		})
+	}
+}

@@ -218,7 +218,7 @@
       try {
         trace = clean(String(shown(error)));
       } catch { /* as above */ }
-      say('x', {name: kind, value: message.slice(0, 100000), traceback: trace.slice(0, 200000)});
+      say('x', {name: kind.slice(0, 1000), value: message.slice(0, 100000), traceback: trace.slice(0, 200000)});
     } else if (value !== undefined) {
       server.last = value;
       try {
