@@ -96,7 +96,7 @@ var tongues = []tongue{
 		},
 		env:   run{"ENV.values_at('A', 'B')", `"" "" [["a", "b c"]]*`},
 		says:  "puts 'now'",
-		busy:  []string{"sleep", "loop {}", "n = 0; n += 1 while true", "Thread.new { sleep }.join", "begin; sleep; ensure; puts; end"},
+		busy:  []string{"sleep", "loop {}", "n = 0; n += 1 while true", "Thread.new { sleep }.join", "begin; sleep; ensure; puts; end", "def (o = Object.new).inspect = loop {}; o"},
 		waits: "system('sleep 1000')", after: run{"f(1)", `"" "" [6]*`},
 		large: "'x' * 2_999_998", lines: "1.upto(50000) { |i| puts i }", flood: "system('$1'); nil", dies: "exit! 4",
 		hostile: []string{
@@ -389,6 +389,58 @@ func TestLongMessages(t *testing.T) {
 			}
 			if got := summary(runIn(d, c, l.get)); got != l.want {
 				t.Error(got)
+			}
+		})
+	}
+}
+
+// Forks that come back to the process of the context end as interpreters of their own would. Neither
+// they nor objects that refuse to be shown, nor code that closes all files, end the context.
+func TestOddCode(t *testing.T) {
+	for _, l := range []struct {
+		name, peer string
+		runs       []run
+	}{
+		{"python", "python3", []run{
+			{"import os, sys\npid = os.fork()\nif pid == 0:\n    print('child', end='')\n    sys.exit(7)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", `"child" "" [7]*`},
+			{"pid = os.fork()\nif pid == 0:\n    raise ValueError('bad')\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", `"" "Traceback (most recent call last):\n  File \"<cell 2>\", line 3, in <module>\n    raise ValueError('bad')\nValueError: bad\n" [1]*`},
+			{"pid = os.fork()\nif pid == 0:\n    sys.exit('said')\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", `"" "said\n" [1]*`},
+			{"pid = os.fork()\npid and os.waitpid(pid, 0)[1]", `"0\n" "" [0]*`},
+			{"class M(type):\n    __name__ = property(lambda c: 1 / 0)\nclass E(Exception, metaclass=M): pass\nraise E", `"" "" Exception: `},
+		}},
+		{"ruby", "ruby", []run{
+			{"(print 'child'; exit 7) unless pid = fork; Process.wait2(pid)[1].exitstatus", `"child" "" [7]*`},
+			{"raise 'bad' unless pid = fork; Process.wait2(pid)[1].exitstatus", "\"\" \"<cell 2>:1:in `<main>': bad (RuntimeError)\\n\" [1]*"},
+			{"pid = fork; pid ? Process.wait2(pid)[1].exitstatus : nil", `"" "" [0]*`},
+			{"class Odd < StandardError; def message = raise(Exception, 'no'); end; raise Odd", `"" "" Odd: `},
+			{"class None < StandardError; def self.name = raise(Exception, 'no'); end; raise None, 'm'", `"" "" Error: m`},
+			{"class Out < SystemExit; def status = 'odd'; end; raise Out, 'm'", `"" "" Out: m`},
+		}},
+		{"r", "Rscript", []run{
+			{"odd <- function(...) stop(structure(class = c('odd', 'error', 'condition'), list(...)))", `"" ""`},
+			{"f <- file(tempfile(), 'w'); sink(f); closeAllConnections(); tryCatch(isOpen(f), error = function(e) 'closed')", `"" "" [[1] "closed"]*`},
+			{"odd(message = NULL, call = NULL)", `"" "" odd: `},
+			{"odd(message = c('a', 'b'), call = NULL)", `"" "" odd: a` + "\nb"},
+			{"stop(structure(class = c('SystemExit', 'error', 'condition'), list(message = 'm', status = 'odd')))", `"" "" SystemExit: m`},
+			{"stop(simpleError('\\xe9'))", `"" "" Error: é`},
+		}},
+		{"javascript", "node", []run{
+			{"throw {get code() { throw 1 }}", `"" "" Error: { code: [Getter] }`},
+			{"throw {get err() { throw 1 }, message: 'm'}", `"" "" Error: m`},
+			{"throw {err: 1, message: 'm'}", `"" "" Error: m`},
+			{"throw new Proxy({}, {get() { throw 1 }, getPrototypeOf() { throw 1 }})", `"" "" Error: 1`},
+			{"await new Promise((done) => { setTimeout(done); setTimeout(() => { throw {get stack() { throw 1 }} }) })", `"" ""`},
+		}},
+	} {
+		t.Run(l.name, func(t *testing.T) {
+			testenv.RequirePeer(t, l.peer)
+			d, sb := contextBench(t)
+			c := newContext(d, sb.ID, api.CreateContext{Language: l.name})
+			for i, r := range l.runs {
+				res := runIn(d, c, r.code)
+				if got := summary(res); got != r.want || res.ExecutionCount != i+1 {
+					t.Errorf("%s\n got %s\nwant %s", r.code, got, r.want)
+				}
 			}
 		})
 	}
