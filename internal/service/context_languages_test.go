@@ -95,7 +95,7 @@ var tongues = []tongue{
 			{"begin\n  g\nrescue\n  raise IOError\nend", "<cell N>:4:in `rescue in <main>': IOError (IOError)\n\tfrom <cell N>:1:in `<main>'\n<cell 20>:2:in `g': bad (RuntimeError)\n\tfrom <cell N>:2:in `<main>'"},
 		},
 		env:   run{"ENV.values_at('A', 'B')", `"" "" [["a", "b c"]]*`},
-		says:  "puts 'now'",
+		says:  "puts 'now'; $stdout.flush", // as a run before has set it
 		busy:  []string{"sleep", "loop {}", "n = 0; n += 1 while true", "Thread.new { sleep }.join", "begin; sleep; ensure; puts; end", "def (o = Object.new).inspect = loop {}; o"},
 		waits: "system('sleep 1000')", after: run{"f(1)", `"" "" [6]*`},
 		large: "'x' * 2_999_998", lines: "1.upto(50000) { |i| puts i }", flood: "system('$1'); nil", dies: "exit! 4",
