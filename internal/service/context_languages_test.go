@@ -422,7 +422,7 @@ func TestOddCode(t *testing.T) {
 			{"odd(message = NULL, call = NULL)", `"" "" odd: `},
 			{"odd(message = c('a', 'b'), call = NULL)", `"" "" odd: a` + "\nb"},
 			{"stop(structure(class = c('SystemExit', 'error', 'condition'), list(message = 'm', status = 'odd')))", `"" "" SystemExit: m`},
-			{"stop(simpleError('\\xe9'))", `"" "" Error: é`},
+			{"stop(simpleError('\\xe9'))", `"" "" Error: <e9>`},
 		}},
 		{"javascript", "node", []run{
 			{"throw {get code() { throw 1 }}", `"" "" Error: { code: [Getter] }`},
