@@ -213,7 +213,7 @@ func TestContextLanguages(t *testing.T) {
 }
 
 // interrupts interrupts runs, and then looks for what was there before. Node has instants without
-// handler at both ends of a piece of code: its runs have a timeout, at which they are in the middle.
+// handler at both ends of a piece of code: its runs have a timeout, which ends in the middle.
 func (l *tongue) interrupts(t *testing.T, d *daemontest.Running, c api.Context) {
 	t.Helper()
 	for _, code := range append(l.busy, l.waits) {
@@ -394,8 +394,8 @@ func TestLongMessages(t *testing.T) {
 	}
 }
 
-// Forks that come back to the process of the context end as interpreters of their own would. Neither
-// they nor objects that refuse to be shown, nor code that closes all files, end the context.
+// Forks that come back to the process of the context end as interpreters of their own would. No
+// object that refuses to be shown ends the context, nor does code that closes all connections.
 func TestOddCode(t *testing.T) {
 	for _, l := range []struct {
 		name, peer string
