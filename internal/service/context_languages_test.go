@@ -96,8 +96,8 @@ var tongues = []tongue{
 			{"begin\n  g\nrescue\n  raise IOError\nend", "<cell N>:4:in `rescue in <main>': IOError (IOError)\n\tfrom <cell N>:1:in `<main>'\n<cell 20>:2:in `g': bad (RuntimeError)\n\tfrom <cell N>:2:in `<main>'"},
 		},
 		env:   run{"ENV.values_at('A', 'B')", `"" "" [["a", "b c"]]*`},
-		says:  "puts 'now'; STDOUT.flush", // a run before has made it hold output
-		busy:  []string{"sleep", "loop {}", "n = 0; n += 1 while true", "Thread.new { sleep }.join", "begin; sleep; ensure; puts; end"},
+		says:  "puts 'now'; $stdout.flush", // a run before has made it hold output
+		busy:  []string{"sleep", "loop {}", "n = 0; n += 1 while true", "Thread.new { sleep }.join", "begin; sleep; ensure; puts; end", "def (o = Object.new).inspect = loop {}; o"},
 		waits: "system('sleep 1000')", after: run{"f(1)", `"" "" [6]*`},
 		large: "'x' * 2_999_998", lines: "1.upto(50000) { |i| puts i }", flood: "system('$1'); nil", dies: "exit! 4",
 		hostile: []string{
@@ -214,7 +214,7 @@ func TestContextLanguages(t *testing.T) {
 }
 
 // interrupts interrupts runs, and then looks for what was there before. Node has instants without
-// handler at both ends of a piece of code: its runs have a timeout, at which they are in the middle.
+// handler at both ends of a piece of code: its runs have a timeout, which ends in the middle.
 func (l *tongue) interrupts(t *testing.T, d *daemontest.Running, c api.Context) {
 	t.Helper()
 	for _, code := range append(l.busy, l.waits) {
@@ -407,6 +407,81 @@ func TestInterruptBeforeTheCode(t *testing.T) {
 				})
 				if got := summary(runIn(d, c, l.get)); got != l.want {
 					t.Fatal(got)
+				}
+			}
+		})
+	}
+}
+
+// The message of an exception is shortened, in bytes, and the context keeps its state. The same is
+// done to the class's name.
+func TestLongMessages(t *testing.T) {
+	for _, l := range []struct{ name, peer, set, raise, get, want string }{
+		{"python", "python3", "x = 1", "raise type('é' * 250000, (ValueError,), {})('日' * 250000)", "x", `"" "" [1]*`},
+		{"ruby", "ruby", "x = 1; nil", "raise '日' * 250000", "x", `"" "" [1]*`},
+		{"javascript", "node", "var x = 1", "throw Object.assign(new Error('日'.repeat(250000)), {name: 'é'.repeat(20000000)})", "x", `"" "" [1]*`},
+		{"r", "Rscript", "x <- 1", "stop(simpleError(strrep('🐎', 250000)))", "x", `"" "" [[1] 1]*`},
+	} {
+		t.Run(l.name, func(t *testing.T) {
+			testenv.RequirePeer(t, l.peer)
+			d, sb := contextBench(t)
+			c := newContext(d, sb.ID, api.CreateContext{Language: l.name})
+			runIn(d, c, l.set)
+			if f := runIn(d, c, l.raise).Failure; f == nil || len(f.Value) < 200000 || len(f.Value) > 350<<10 || strings.HasPrefix(f.Name, "Context") {
+				t.Errorf("%.200s", fmt.Sprintf("%+v", f))
+			}
+			if got := summary(runIn(d, c, l.get)); got != l.want {
+				t.Error(got)
+			}
+		})
+	}
+}
+
+// Forks that come back to the process of the context end as interpreters of their own would. No
+// object that refuses to be shown ends the context, nor does code that closes all connections.
+func TestOddCode(t *testing.T) {
+	for _, l := range []struct {
+		name, peer string
+		runs       []run
+	}{
+		{"python", "python3", []run{
+			{"import os, sys\npid = os.fork()\nif pid == 0:\n    print('child', end='')\n    sys.exit(7)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", `"child" "" [7]*`},
+			{"pid = os.fork()\nif pid == 0:\n    raise ValueError('bad')\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", `"" "Traceback (most recent call last):\n  File \"<cell 2>\", line 3, in <module>\n    raise ValueError('bad')\nValueError: bad\n" [1]*`},
+			{"pid = os.fork()\nif pid == 0:\n    sys.exit('said')\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", `"" "said\n" [1]*`},
+			{"pid = os.fork()\npid and os.waitpid(pid, 0)[1]", `"0\n" "" [0]*`},
+			{"class M(type):\n    __name__ = property(lambda c: 1 / 0)\nclass E(Exception, metaclass=M): pass\nraise E", `"" "" Exception: `},
+		}},
+		{"ruby", "ruby", []run{
+			{"(print 'child'; exit 7) unless pid = fork; Process.wait2(pid)[1].exitstatus", `"child" "" [7]*`},
+			{"raise 'bad' unless pid = fork; Process.wait2(pid)[1].exitstatus", "\"\" \"<cell 2>:1:in `<main>': bad (RuntimeError)\\n\" [1]*"},
+			{"pid = fork; pid ? Process.wait2(pid)[1].exitstatus : nil", `"" "" [0]*`},
+			{"class Odd < StandardError; def message = raise(Exception, 'no'); end; raise Odd", `"" "" Odd: `},
+			{"class None < StandardError; def self.name = raise(Exception, 'no'); end; raise None, 'm'", `"" "" Error: m`},
+			{"class Out < SystemExit; def status = 'odd'; end; raise Out, 'm'", `"" "" Out: m`},
+		}},
+		{"r", "Rscript", []run{
+			{"odd <- function(...) stop(structure(class = c('odd', 'error', 'condition'), list(...)))", `"" ""`},
+			{"f <- file(tempfile(), 'w'); sink(f); closeAllConnections(); tryCatch(isOpen(f), error = function(e) 'closed')", `"" "" [[1] "closed"]*`},
+			{"odd(message = NULL, call = NULL)", `"" "" odd: `},
+			{"odd(message = c('a', 'b'), call = NULL)", `"" "" odd: a` + "\nb"},
+			{"stop(structure(class = c('SystemExit', 'error', 'condition'), list(message = 'm', status = 'odd')))", `"" "" SystemExit: m`},
+			{"stop(simpleError('\\xe9'))", `"" "" Error: <e9>`},
+		}},
+		{"javascript", "node", []run{
+			{"throw {get code() { throw 1 }}", `"" "" Error: { code: [Getter] }`},
+			{"throw {get err() { throw 1 }, message: 'm'}", `"" "" Error: m`},
+			{"throw {err: 1, message: 'm'}", `"" "" Error: m`},
+			{"throw new Proxy({}, {get() { throw 1 }, getPrototypeOf() { throw 1 }})", `"" "" Error: 1`},
+		}},
+	} {
+		t.Run(l.name, func(t *testing.T) {
+			testenv.RequirePeer(t, l.peer)
+			d, sb := contextBench(t)
+			c := newContext(d, sb.ID, api.CreateContext{Language: l.name})
+			for i, r := range l.runs {
+				res := runIn(d, c, r.code)
+				if got := summary(res); got != r.want || res.ExecutionCount != i+1 {
+					t.Errorf("%s\n got %s\nwant %s", r.code, got, r.want)
 				}
 			}
 		})

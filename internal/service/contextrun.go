@@ -528,7 +528,8 @@ func (c *codeContext) isSent() {
 	c.writePlace()
 }
 
-// notSent ends a run whose code the process does not have as a whole: it passes over such a request.
+// notSent ends a run whose code the process does not have as a whole: it passes over such a
+// request.
 func (c *codeContext) notSent(run *contextRun) {
 	c.mu.Lock()
 	c.place.Count--
@@ -538,7 +539,8 @@ func (c *codeContext) notSent(run *contextRun) {
 }
 
 // resend makes sure that the end of a run follows, if the last daemon may not have sent the code as
-// a whole: it sends a run without code, whose end is that of both. False means that the daemon stops.
+// a whole: it sends a run without code, whose end is that of both. False means that the daemon
+// stops.
 func (c *codeContext) resend() bool {
 	c.mu.Lock()
 	if !c.place.Sending {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -15,9 +16,9 @@ import (
 
 // Bounds of messages.
 const (
-	MaxFrame   = 48 << 10 // bytes of a payload
-	MaxMessage = 16 << 20 // bytes of a message in pieces
-	maxFailure = 1 << 20  // bytes of an error's texts
+	MaxFrame   = 48 << 10  // bytes of a payload
+	MaxMessage = 16 << 20  // bytes of a message in pieces
+	maxFailure = 340 << 10 // bytes of each text of an error
 	headerSize = 9
 )
 
@@ -225,8 +226,9 @@ func (r *Reader) Read(f Frame) (*Message, error) {
 		if err := strict(payload, m.Failure); err != nil {
 			return nil, err
 		}
-		if len(m.Failure.Name)+len(m.Failure.Value)+len(m.Failure.Traceback) > maxFailure {
-			return nil, violated("an error of %d bytes", len(payload))
+		// Kernels count characters, and not all of them bound names.
+		for _, text := range []*string{&m.Failure.Name, &m.Failure.Value, &m.Failure.Traceback} {
+			*text = clip(*text)
 		}
 	case KindDone:
 		m.Done = new(Done)
@@ -240,6 +242,17 @@ func (r *Reader) Read(f Frame) (*Message, error) {
 		return nil, violated("a frame of type %q in a run", rune(f.Kind))
 	}
 	return m, nil
+}
+
+// clip takes the middle out of a text of more than maxFailure bytes.
+func clip(text string) string {
+	if len(text) <= maxFailure {
+		return text
+	}
+	const half = maxFailure / 2
+	first, last := text[:half], text[len(text)-half:]
+	gone := fmt.Sprintf("\n... [%d bytes]\n", len(text)-maxFailure)
+	return strings.ToValidUTF8(first, "") + gone + strings.ToValidUTF8(last, "")
 }
 
 // append adds a piece to the message, or drops both if there is no memory for it.

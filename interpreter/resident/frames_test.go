@@ -6,6 +6,7 @@ import (
 	"maps"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/sandboxd/sandboxd/interpreter/resident"
 )
@@ -166,6 +167,28 @@ func TestReaderAsksForMemory(t *testing.T) {
 	}
 	if _, err := read(resident.KindPiece, strings.Repeat("x", resident.MaxFrame)); !errors.Is(err, resident.ErrProtocol) {
 		t.Error(err)
+	}
+}
+
+// An error's texts are shortened, whatever their characters take, and stay UTF-8.
+func TestLongErrors(t *testing.T) {
+	for _, text := range []string{strings.Repeat("x", 3<<20), "x" + strings.Repeat("日", 1<<20)} {
+		data := `{"name":"` + text + `","value":"` + text + `","traceback":"` + text + `"}`
+		r := resident.Reader{Run: 7}
+		for ; len(data) > resident.MaxFrame; data = data[resident.MaxFrame:] {
+			if _, err := r.Read(resident.Frame{Kind: resident.KindPiece, Run: 7, Payload: []byte(data[:resident.MaxFrame])}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m, err := r.Read(resident.Frame{Kind: resident.KindError, Run: 7, Payload: []byte(data)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, got := range []string{m.Failure.Name, m.Failure.Value, m.Failure.Traceback} {
+			if len(got) > 350<<10 || len(got) < 340<<10-8 || !utf8.ValidString(got) || !strings.HasPrefix(got, text[:7]) || !strings.HasSuffix(got, text[len(text)-3:]) {
+				t.Errorf("%d bytes: %q", len(got), got[:20])
+			}
+		}
 	}
 }
 

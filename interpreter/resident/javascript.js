@@ -57,7 +57,13 @@
     interrupts++;
     settle(pending, {error: {code: 'ERR_SCRIPT_EXECUTION_INTERRUPTED'}, thrown: true});
   };
-  const shown = (e) => (e instanceof Error || (e && typeof e.stack === 'string') ? e.stack : `Uncaught ${util.inspect(e)}`);
+  const shown = (e) => {
+    try {
+      return String(e instanceof Error || (e && typeof e.stack === 'string') ? e.stack : `Uncaught ${util.inspect(e)}`);
+    } catch { // an object of the user's that refuses
+      return '';
+    }
+  };
   const clean = (text) => text.split('\n').filter((line) => !/^\s+at .*(\(?node:|\[eval\]|REPL)/.test(line)).join('\n').replace(/(<cell \d+>):(\d+)(?::(\d+))?/g, original);
 
   // Scripts have no import statements. Each keeps its lines.
@@ -202,22 +208,23 @@
     for (const [name, v] of Object.entries(old)) {
       if (v === undefined) delete process.env[name]; else process.env[name] = v;
     }
-    if (error && error.err) error = error.err; // the REPL waits for more
     const failed = thrown;
-    if (failed && error && error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') {
-      if (error instanceof Error) interrupts++; // node took the signal, not our handler
+    let interrupted = false;
+    try {
+      if (error instanceof repl.Recoverable) error = error.err; // the REPL waits for more
+      interrupted = failed && error && error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED';
+      if (interrupted && error instanceof Error) interrupts++; // node took the signal, not our handler
+    } catch { /* an object of the user's that refuses */ }
+    if (interrupted) {
       say('x', {name: 'KeyboardInterrupt', value: ''});
     } else if (failed) {
       let [kind, message] = ['Error', ''];
       try {
         kind = String((error && error.name) || 'Error');
         message = error && error.message !== undefined ? String(error.message) : util.inspect(error);
-      } catch { /* an object of the user's that refuses */ }
-      let trace = '';
-      try {
-        trace = clean(String(shown(error)));
       } catch { /* as above */ }
-      say('x', {name: kind, value: message.slice(0, 100000), traceback: trace.slice(0, 200000)});
+      const trace = clean(shown(error));
+      say('x', {name: kind.slice(0, 1000), value: message.slice(0, 100000), traceback: trace.slice(0, 200000)});
     } else if (value !== undefined) {
       server.last = value;
       try {

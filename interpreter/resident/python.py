@@ -329,8 +329,6 @@ class Kernel:
             except ValueError:  # cut off by the end of a daemon, or the empty line before each
                 continue
             self.run(req)
-            if self.child or os.getpid() != self.pid:
-                os._exit(0)  # a fork that came back from the user's code
 
     def on_interrupt(self, *_):
         self.interrupts += 1
@@ -382,7 +380,7 @@ class Kernel:
             self.user = False
             failure = e
         if self.child or os.getpid() != self.pid:
-            return
+            self.leave(failure)
         if req.get("env"):
             for name in req["env"]:
                 if name in env:
@@ -410,6 +408,31 @@ class Kernel:
                 "memory_peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             }).encode())
             self.running = False
+
+    def leave(self, failure):
+        """Ends a fork that came back from the user's code, as an interpreter of its own would end."""
+        if not self.child:  # C code has made it
+            self.in_child()
+        code = 0 if failure is None else 1
+        try:
+            said = None
+            if isinstance(failure, SystemExit):
+                said = failure.code
+                if said is None or isinstance(said, int):
+                    code, said = (said or 0) & 0xff, None
+            elif failure is not None:
+                said = self.failure(failure)["traceback"]
+            if said is not None:
+                print(said, file=sys.stderr)
+            sys.stderr.flush()
+            sys.stdout.flush()
+        except BaseException:
+            pass  # the user's own object
+        finally:
+            try:
+                self.flush()
+            finally:
+                os._exit(code)
 
     def cell(self, code):
         name = "<cell %d>" % self.count
@@ -459,7 +482,7 @@ class Kernel:
         try:
             return self.describe(e)
         except BaseException as other:
-            return {"name": type(e).__name__, "value": "", "traceback": "its description raised %s" % type(other).__name__}
+            return {"name": name_of(e), "value": "", "traceback": "its description raised %s" % name_of(other)}
 
     def describe(self, e):
         try:
@@ -468,7 +491,7 @@ class Kernel:
             value = "<exception str() failed>"
         shown = traceback.TracebackException(type(e), e, e.__traceback__, compact=True)
         self.strip(shown, set())
-        return {"name": type(e).__name__, "value": clip(value), "traceback": clip("".join(shown.format()).rstrip("\n"))}
+        return {"name": name_of(e), "value": clip(value), "traceback": clip("".join(shown.format()).rstrip("\n"))}
 
     def strip(self, shown, seen):
         """Takes the machinery's frames out of a traceback and those that it follows."""
@@ -624,6 +647,13 @@ def clip(text, most=256 << 10):
     if len(text) <= most:
         return text
     return text[:most // 2] + "\n... [%d characters]\n" % (len(text) - most) + text[-most // 2:]
+
+
+def name_of(e):
+    try:
+        return clip(str(type(e).__name__), 1000)
+    except BaseException:  # the user's own metaclass
+        return "Exception"
 
 
 def begin():

@@ -11,12 +11,15 @@ interrupts <- 0L
 plots <- file.path(tempdir(), "plots")
 state <- new.env()
 
-# JSON, with letters of ASCII only, as the locale may have no others.
-string <- function(s) {
+utf8 <- function(s) {
   s <- enc2utf8(as.character(s))
   bad <- !validUTF8(s)
   s[bad] <- iconv(s[bad], "latin1", "UTF-8")
-  vapply(s, function(s) {
+  s
+}
+# JSON, with letters of ASCII only, as the locale may have no others.
+string <- function(s) {
+  vapply(utf8(s), function(s) {
     s <- gsub("\"", "\\\"", gsub("\\", "\\\\", s, fixed = TRUE), fixed = TRUE)
     if (!grepl("[^ -~]", s, perl = TRUE)) return(paste0("\"", s, "\""))
     points <- utf8ToInt(s)
@@ -130,7 +133,13 @@ table <- function(frame) {
 quit <- function(save = "default", status = 0, runLast = TRUE) {
   stop(structure(class = c("SystemExit", "error", "condition"), list(message = as.character(status), call = NULL, status = status)))
 }
-visible <- attach(list(display = function(...) for (v in list(...)) show(v, FALSE), quit = quit, q = quit, .Last.value = NULL),
+# R's own would close the requests, and wait for their cat, which no interrupt ends.
+close_all <- function() {
+  sink(type = "message")
+  while (sink.number() > 0L) sink()
+  for (i in setdiff(getAllConnections(), c(0:2, as.integer(requests)))) close(getConnection(i))
+}
+visible <- attach(list(display = function(...) for (v in list(...)) show(v, FALSE), quit = quit, q = quit, closeAllConnections = close_all, .Last.value = NULL),
   name = "sandboxd", warn.conflicts = FALSE)
 
 ours <- quote(eval(exprs[i], globalenv()))
@@ -143,6 +152,12 @@ bare <- function(call) {
   call
 }
 one_line <- function(call) deparse(call, nlines = 1L)[1L]
+# The texts and the code of an error, which the user's own methods may refuse.
+words_of <- function(e) tryCatch(utf8(paste(conditionMessage(e), collapse = "\n")), error = function(e) "")
+code_of <- function(e) {
+  code <- tryCatch(suppressWarnings(as.integer(e$status)), error = function(e) NULL)
+  if (length(code) == 1L && !is.na(code)) code else 1L
+}
 # Describes an error with the frames of the user's code, outermost first.
 stack <- function(e, calls, name) {
   call <- conditionCall(e)
@@ -159,7 +174,7 @@ stack <- function(e, calls, name) {
     shown <- c(shown, paste(c("", at, if (!known) one_line(call)), collapse = "  "))
   }
   if (length(shown) == 0L && state$line > 0L) shown <- sprintf("  %s:%d", name, state$line)
-  paste0(c(paste0(if (is.null(call)) "Error: " else paste0("Error in ", one_line(call), ": "), conditionMessage(e)), shown), collapse = "\n")
+  paste0(c(paste0(if (is.null(call)) "Error: " else paste0("Error in ", one_line(call), ": "), words_of(e)), shown), collapse = "\n")
 }
 
 evaluate <- function(code, name) {
@@ -215,11 +230,11 @@ run <- function(words) {
     error = function(e) {
       class <- if (state$line == 0L) "ParseError" else class(e)[1L]
       failure <<- list(
-        name = string(if (class %in% c("simpleError", "error")) "Error" else class),
-        value = string(substr(conditionMessage(e), 1L, 100000L))
+        name = string(if (class %in% c("simpleError", "error")) "Error" else substr(utf8(class), 1L, 1000L)),
+        value = string(substr(words_of(e), 1L, 100000L))
       )
-      if (class == "SystemExit") code <<- as.integer(e$status)
-      else failure$traceback <<- string(substr(stack(e, calls, name), 1L, 200000L))
+      if (class == "SystemExit") code <<- code_of(e)
+      else failure$traceback <<- string(substr(tryCatch(utf8(stack(e, calls, name)), error = function(e) ""), 1L, 200000L))
     }
   )
   tryCatch(pages(TRUE), error = function(e) NULL)

@@ -69,23 +69,39 @@ class << (SANDBOXD = Object.new)
         raise Interrupt, '' if @interrupts > @passed # it came before the code began
         Gem.refresh if request['installed'] && defined?(Gem) # its list of gems is older
         value = evaluate(request['code'])
+        publish(value, true) unless value.nil?
       ensure
         @busy = false
       end
-      publish(value, true) unless value.nil?
     rescue Exception => failure # rubocop:disable Lint/RescueException
     end
-    exit!(0) if $$ != @pid # a fork that came back from the user's code
+    code = failure ? 1 : 0
+    code = attempt(1) { Integer(failure.status) & 255 } if SystemExit === failure
+    leave(failure, code) if $$ != @pid
     old.each { |name, value| ENV[name] = value }
-    [$stdout, $stderr, STDOUT, STDERR].each { |io| io.flush rescue nil } # the user's own objects
-    code = 0
-    if failure
-      code = failure.is_a?(SystemExit) ? failure.status : 1
-      say('x', describe(failure))
-    end
+    flush
+    say('x', describe(failure)) if failure
     @seen = @interrupts
     put(@err, "\0#{@key}:s #{@number} 0\n")
     say('d', ok: failure.nil?, count: @count, code: code, cpu_ms: 1000 * (used - cpu), memory_peak: peak)
+  end
+
+  # Ends a fork that came back from the user's code, as an interpreter of its own would end.
+  def leave(failure, code)
+    attempt(nil) { $stderr.puts(describe(failure)[:traceback]) } if failure && !(SystemExit === failure)
+    flush
+    exit!(code)
+  end
+
+  def flush
+    [$stdout, $stderr, STDOUT, STDERR].each { |io| attempt(nil) { io.flush } }
+  end
+
+  # Calls methods of the user's own objects, which may raise anything.
+  def attempt(default)
+    yield
+  rescue Exception # rubocop:disable Lint/RescueException
+    default
   end
 
   def evaluate(code)
@@ -110,12 +126,12 @@ class << (SANDBOXD = Object.new)
   end
 
   def describe(error)
-    name = (error.is_a?(Interrupt) ? 'KeyboardInterrupt' : error.class.name || 'Error')
-    value = utf8(error.message) rescue ''
-    clean(error)
+    name = attempt('Error') { utf8(Interrupt === error ? 'KeyboardInterrupt' : error.class.name || 'Error') }
+    value = attempt('') { utf8(error.message) }
+    attempt(nil) { clean(error) }
     # Without frames, Ruby would show the kernel's.
-    trace = utf8(error.backtrace&.any? ? error.full_message(highlight: false, order: :top) : "#{value} (#{name})") rescue ''
-    { name: utf8(name), value: clip(value), traceback: clip(trace.chomp) }
+    trace = attempt('') { utf8(error.backtrace&.any? ? error.full_message(highlight: false, order: :top) : "#{value} (#{name})") }
+    { name: clip(name, 1000), value: clip(value), traceback: clip(trace.chomp) }
   end
 
   # Takes the kernel's frames out of an error and those that it follows.
@@ -125,7 +141,6 @@ class << (SANDBOXD = Object.new)
     frames = error.backtrace
     error.set_backtrace(frames.reject { |f| f.start_with?('-e:') }) if frames
     clean(error.cause, seen)
-  rescue StandardError # the user's own object
   end
 
   def utf8(text)
@@ -140,11 +155,13 @@ class << (SANDBOXD = Object.new)
 
   def say(kind, message)
     data = (message.is_a?(String) ? message : JSON.generate(message)).b
-    while data.bytesize > MOST
-      put(@out, "\0#{@key}:+ #{@number} #{MOST}\n".b + data.byteslice(0, MOST))
-      data = data.byteslice(MOST..)
+    Thread.handle_interrupt(Object => :never) do # a message stays whole
+      while data.bytesize > MOST
+        put(@out, "\0#{@key}:+ #{@number} #{MOST}\n".b + data.byteslice(0, MOST))
+        data = data.byteslice(MOST..)
+      end
+      put(@out, "\0#{@key}:#{kind} #{@number} #{data.bytesize}\n".b + data)
     end
-    put(@out, "\0#{@key}:#{kind} #{@number} #{data.bytesize}\n".b + data)
   end
 
   def put(io, data)
