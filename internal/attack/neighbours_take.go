@@ -509,8 +509,10 @@ func inFlight(bound int) (int, error) {
 }
 
 // recordLocks locks every second byte of the inode of all eventfds: none of them can be joined.
+// recordLocks locks a file of its own: all anonymous inodes are one, and another process that locks
+// an eventfd would be in the way.
 func recordLocks(bound int) (int, error) {
-	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	fd, err := unix.MemfdCreate("locked", unix.MFD_CLOEXEC)
 	if err != nil {
 		return 0, err
 	}
