@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/sandboxd/sandboxd/internal/document"
 	"github.com/sandboxd/sandboxd/interpreter/codepolicy"
 )
 
@@ -30,7 +31,7 @@ func codePolicyDocument(name string) ([]byte, error) {
 		return nil, fmt.Errorf("read the code policy: %w", err)
 	}
 	_, err = codepolicy.Parse(doc)
-	if all := codepolicy.Mistakes(err); len(all) > 1 {
+	if all := document.Mistakes(err); len(all) > 1 {
 		return nil, fmt.Errorf("%s:%w; and %d more mistakes", name, all[0], len(all)-1)
 	} else if len(all) == 1 {
 		return nil, fmt.Errorf("%s:%w", name, all[0])

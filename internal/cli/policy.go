@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -10,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/internal/cmdline"
+	"github.com/sandboxd/sandboxd/internal/document"
 	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
@@ -60,29 +60,12 @@ func readPolicy(arg string, stdin io.Reader) (*policy.Policy, error) {
 		return nil, err
 	}
 	p, err := policy.Parse(doc)
-	if all := mistakes(err); len(all) > 1 {
+	if all := document.Mistakes(err); len(all) > 1 {
 		return nil, fmt.Errorf("%s:%w, and %d more that sandboxd policy check shows", arg, all[0], len(all)-1)
 	} else if len(all) == 1 {
 		return nil, fmt.Errorf("%s:%w", arg, all[0])
 	}
 	return p, err
-}
-
-// mistakes returns the mistakes in an error of Parse that have a place.
-func mistakes(err error) []*policy.Error {
-	if joined := (interface{ Unwrap() []error })(nil); errors.As(err, &joined) {
-		var all []*policy.Error
-		for _, err := range joined.Unwrap() {
-			if e, ok := errors.AsType[*policy.Error](err); ok {
-				all = append(all, e)
-			}
-		}
-		return all
-	}
-	if e, ok := errors.AsType[*policy.Error](err); ok {
-		return []*policy.Error{e}
-	}
-	return nil
 }
 
 type policyCheckOptions struct{ json bool }
@@ -125,7 +108,7 @@ func runPolicyCheck(file string, opts policyCheckOptions, d deps) error {
 		Warnings []policyFinding `json:"warnings"`
 	}{[]policyFinding{}, []policyFinding{}}
 	p, err := policy.Parse(doc)
-	all := mistakes(err)
+	all := document.Mistakes(err)
 	if err != nil && len(all) == 0 {
 		return fmt.Errorf("%s: %w", file, err)
 	}

@@ -1,11 +1,9 @@
 package codepolicy
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"regexp"
 	"regexp/syntax"
 	"slices"
@@ -16,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/document"
 	"github.com/sandboxd/sandboxd/interpreter"
 )
 
@@ -70,141 +69,41 @@ type module struct {
 	names []string
 }
 
-// Position is a place in a document. Both numbers count from 1.
-type Position struct{ Line, Column int }
-
-// Error is a mistake in a document.
-type Error struct {
-	Position
-	Message string
-}
-
-func (e *Error) Error() string { return fmt.Sprintf("%d:%d: %s", e.Line, e.Column, e.Message) }
-
-// Mistakes returns the mistakes in an error of [Parse] that have a place.
-func Mistakes(err error) []*Error {
-	if joined := (interface{ Unwrap() []error })(nil); errors.As(err, &joined) {
-		var all []*Error
-		for _, err := range joined.Unwrap() {
-			all = append(all, Mistakes(err)...)
-		}
-		return all
-	}
-	if e, ok := errors.AsType[*Error](err); ok {
-		return []*Error{e}
-	}
-	return nil
-}
-
 // Parse reads a document in YAML, or in JSON, which is YAML. It returns every mistake in it, each
-// an *[Error], joined. An unknown key is a mistake: a rule that is skipped would let code pass.
+// a *[document.Error], joined. An unknown key is a mistake: a rule that is skipped would let code pass.
 func Parse(data []byte) (*Policy, error) {
 	if len(data) > MaxDocument {
 		return nil, fmt.Errorf("parse the code policy: larger than %d bytes", MaxDocument)
 	}
-	root, err := document(data)
+	root, err := document.Read(data)
 	if err != nil {
-		return nil, fmt.Errorf("parse the code policy: %w", placed(err))
+		return nil, fmt.Errorf("parse the code policy: %w", err)
 	}
 	p := &parser{}
 	p.top(root)
-	if len(p.errs) > 0 {
-		return nil, fmt.Errorf("parse the code policy: %w", errors.Join(p.errs...))
+	if len(p.Errs) > 0 {
+		return nil, fmt.Errorf("parse the code policy: %w", errors.Join(p.Errs...))
 	}
 	return &p.policy, nil
 }
 
-// document reads the one node of the one document in data.
-func document(data []byte) (*yaml.Node, error) {
-	d := yaml.NewDecoder(bytes.NewReader(data))
-	var doc, more yaml.Node
-	if err := d.Decode(&doc); errors.Is(err, io.EOF) || err == nil && len(doc.Content) != 1 {
-		return nil, errors.New("the document is empty")
-	} else if err != nil {
-		return nil, err
-	}
-	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, errors.New("more than one document")
-	}
-	return doc.Content[0], nil
-}
-
-// placed returns an error of the YAML parser as an [Error]. The parser knows the line only, and of
-// the first line not even that.
-func placed(err error) error {
-	message, ok := strings.CutPrefix(err.Error(), "yaml: ")
-	if !ok {
-		return err
-	}
-	at := Position{1, 1}
-	if rest, ok := strings.CutPrefix(message, "line "); ok {
-		line, after, _ := strings.Cut(rest, ": ")
-		if n, err := strconv.Atoi(line); err == nil {
-			at.Line, message = n, after
-		}
-	}
-	return &Error{at, message}
-}
-
 // A parser collects the rules and the mistakes of a document.
 type parser struct {
-	errs   []error
+	document.Reader
+
 	policy Policy
 	full   bool // the patterns are too large: further rules are not read
 }
 
-func (p *parser) fail(n *yaml.Node, format string, args ...any) {
-	p.errs = append(p.errs, &Error{Position{n.Line, n.Column}, fmt.Sprintf(format, args...)})
-}
-
-// mapping calls the function of each key with its value.
-func (p *parser) mapping(n *yaml.Node, what string, fields map[string]func(*yaml.Node)) {
-	if n.Kind != yaml.MappingNode {
-		p.fail(n, "%s is no mapping", what)
-		return
-	}
-	seen := make(map[string]bool)
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		key, value := n.Content[i], n.Content[i+1]
-		read, ok := fields[key.Value]
-		switch {
-		case key.Kind != yaml.ScalarNode || !ok:
-			p.fail(key, "%s has no key %q", what, key.Value)
-		case seen[key.Value]:
-			p.fail(key, "key %q occurs twice", key.Value)
-		default:
-			seen[key.Value] = true
-			read(value)
-		}
-	}
-}
-
 // list calls f with each scalar of a list, or with the one scalar that stands in its place.
 func (p *parser) list(n *yaml.Node, what string, f func(string) error) {
-	nodes := []*yaml.Node{n}
-	if n.Kind == yaml.SequenceNode {
-		nodes = n.Content
-	}
-	switch {
-	case len(nodes) == 0:
-		p.fail(n, "%s: the list is empty", what)
-	case len(nodes) > maxList:
-		p.fail(n, "%s: more than %d entries", what, maxList)
-		return
-	}
-	for _, e := range nodes {
-		if e.Kind != yaml.ScalarNode || e.Tag == "!!null" {
-			p.fail(e, "%s: no single value", what) // an alias is none either
-		} else if err := f(e.Value); err != nil {
-			p.fail(e, "%s: %v", what, err)
-		}
-	}
+	p.List(n, what, maxList, func(n *yaml.Node) error { return f(n.Value) })
 }
 
 // scalar passes a single value to f.
 func (p *parser) scalar(n *yaml.Node, what string, f func(string) error) {
 	if n.Kind != yaml.ScalarNode {
-		p.fail(n, "%s: no single value", what)
+		p.Fail(n, "%s: no single value", what)
 		return
 	}
 	p.list(n, what, f)
@@ -217,7 +116,7 @@ func (p *parser) top(n *yaml.Node) {
 	fields["version"] = func(n *yaml.Node) {
 		version = true
 		if n.Kind != yaml.ScalarNode || n.Value != strconv.Itoa(Version) {
-			p.fail(n, "version is not %d", Version)
+			p.Fail(n, "version is not %d", Version)
 		}
 	}
 	fields["presets"] = func(n *yaml.Node) {
@@ -240,13 +139,13 @@ func (p *parser) top(n *yaml.Node) {
 			return nil
 		})
 	}
-	p.mapping(n, "policy", fields)
+	p.Mapping(n, "policy", fields)
 	if n.Kind == yaml.MappingNode && !version {
-		p.fail(n, "the version is missing; write version: %d", Version)
+		p.Fail(n, "the version is missing; write version: %d", Version)
 	}
 	p.policy.refuse = cmp.Or(refuse, strictest, api.SeverityLow)
 	if rules := len(p.policy.patterns) + len(p.policy.modules); rules > maxRules {
-		p.fail(n, "%d rules, of presets too, are more than %d", rules, maxRules)
+		p.Fail(n, "%d rules, of presets too, are more than %d", rules, maxRules)
 	}
 	if p.policy.program > maxProgram && !p.full { // with those of presets
 		p.failSize(n)
@@ -256,7 +155,7 @@ func (p *parser) top(n *yaml.Node) {
 // failSize ends the reading of rules.
 func (p *parser) failSize(n *yaml.Node) {
 	p.full = true
-	p.fail(n, "the patterns are too large together: more than %d instructions; write fewer, or smaller repetitions", maxProgram)
+	p.Fail(n, "the patterns are too large together: more than %d instructions; write fewer, or smaller repetitions", maxProgram)
 }
 
 // rules returns the readers of the keys that documents and presets share.
@@ -264,11 +163,11 @@ func (p *parser) rules(refuse *api.CodeSeverity) map[string]func(*yaml.Node) {
 	each := func(what string, f func(*yaml.Node)) func(*yaml.Node) {
 		return func(n *yaml.Node) {
 			if n.Kind != yaml.SequenceNode {
-				p.fail(n, "%s is no list", what)
+				p.Fail(n, "%s is no list", what)
 				return
 			}
 			if len(n.Content) > maxRules {
-				p.fail(n, "%s: more than %d entries", what, maxRules)
+				p.Fail(n, "%s: more than %d entries", what, maxRules)
 				return
 			}
 			for _, e := range n.Content {
@@ -385,9 +284,9 @@ func (p *parser) rule(n *yaml.Node, fields map[string]func(*yaml.Node), key stri
 		given = true
 		read(n)
 	}
-	p.mapping(n, "rule", fields)
+	p.Mapping(n, "rule", fields)
 	if n.Kind == yaml.MappingNode && !given {
-		p.fail(n, "the rule has no %s", key)
+		p.Fail(n, "the rule has no %s", key)
 	}
 	return given
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/document"
 	"github.com/sandboxd/sandboxd/interpreter"
 )
 
@@ -351,7 +352,7 @@ func TestMistakesHavePlaces(t *testing.T) {
 		t.Error("a document that is too large is read")
 	}
 	_, err := Parse([]byte("version: 2\nx: 1"))
-	if all := Mistakes(err); len(all) != 2 || all[1].Line != 2 {
+	if all := document.Mistakes(err); len(all) != 2 || all[1].Line != 2 {
 		t.Errorf("mistakes %v", all)
 	}
 }
@@ -391,7 +392,7 @@ func TestSizeOfPatterns(t *testing.T) {
 	goruntime.ReadMemStats(&before)
 	_, err := Parse([]byte("version: 1\npatterns:\n" + strings.Repeat(large, 50)))
 	goruntime.ReadMemStats(&after)
-	if all := Mistakes(err); len(all) != 1 || all[0].Line != 3 {
+	if all := document.Mistakes(err); len(all) != 1 || all[0].Line != 3 {
 		t.Errorf("mistakes %v, want one in line 3", all)
 	}
 	if n := after.TotalAlloc - before.TotalAlloc; n > 32<<20 {

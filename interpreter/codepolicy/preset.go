@@ -35,17 +35,17 @@ var presets = sync.OnceValue(func() map[string]*Policy {
 			p.list(n, "sets", func(set string) error {
 				part := docs["_"+set]
 				sub := &parser{}
-				sub.mapping(&part, "set", sub.rules(new(api.CodeSeverity)))
+				sub.Mapping(&part, "set", sub.rules(new(api.CodeSeverity)))
 				sets = append(sets, sub.policy.modules...)
 				patterns = append(patterns, sub.policy.patterns...)
 				p.policy.program += sub.policy.program
-				p.errs = append(p.errs, sub.errs...)
+				p.Errs = append(p.Errs, sub.Errs...)
 				return nil
 			})
 		}
-		p.mapping(&doc, "preset", fields)
-		if len(p.errs) > 0 {
-			panic(fmt.Sprintf("parse the preset %s: %v", name, p.errs[0]))
+		p.Mapping(&doc, "preset", fields)
+		if len(p.Errs) > 0 {
+			panic(fmt.Sprintf("parse the preset %s: %v", name, p.Errs[0]))
 		}
 		p.policy.modules = append(sets, p.policy.modules...)
 		p.policy.patterns = append(patterns, p.policy.patterns...)

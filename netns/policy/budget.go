@@ -113,14 +113,14 @@ func (p *parser) budget(b *Budget) func(*yaml.Node) {
 		return func(n *yaml.Node) {
 			v, err := strconv.ParseInt(n.Value, 10, 64)
 			if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || err != nil || v < 1 || v > maxCount {
-				p.fail(n, "%s is no number from 1 to %d", key, int64(maxCount))
+				p.Fail(n, "%s is no number from 1 to %d", key, int64(maxCount))
 				return
 			}
 			*to = v
 		}
 	}
 	return func(n *yaml.Node) {
-		p.mapping(n, "budget", map[string]func(*yaml.Node){
+		p.Mapping(n, "budget", map[string]func(*yaml.Node){
 			"bytes_out":   count("bytes_out", &b.BytesOut),
 			"bytes_in":    count("bytes_in", &b.BytesIn),
 			"connections": count("connections", &b.Connections),
@@ -128,14 +128,14 @@ func (p *parser) budget(b *Budget) func(*yaml.Node) {
 			"connection_rate": func(n *yaml.Node) {
 				v, err := strconv.ParseFloat(n.Value, 64)
 				if n.Kind != yaml.ScalarNode || n.Tag != "!!int" && n.Tag != "!!float" || err != nil || !(v > 0 && v <= maxRate) {
-					p.fail(n, "connection_rate is no number of connections per second up to %d", maxRate)
+					p.Fail(n, "connection_rate is no number of connections per second up to %d", maxRate)
 					return
 				}
 				b.ConnectionRate = v
 			},
 		})
 		if n.Kind == yaml.MappingNode && len(n.Content) == 0 {
-			p.fail(n, "budget is empty")
+			p.Fail(n, "budget is empty")
 		}
 	}
 }
@@ -146,7 +146,7 @@ func (p *parser) note(r *rule, at *yaml.Node, byPlace string) {
 		return
 	}
 	if r.deny {
-		p.fail(at, "a rule that denies has no budget")
+		p.Fail(at, "a rule that denies has no budget")
 	}
 	p.budgets = append(p.budgets, budgeted{len(p.rules), at, r.name != byPlace})
 }
@@ -157,7 +157,7 @@ func (p *parser) checkBudgets(all []rule) {
 		return
 	}
 	if len(p.budgets) > MaxBudgets {
-		p.fail(p.budgets[MaxBudgets].at, "more than %d rules with a budget", MaxBudgets)
+		p.Fail(p.budgets[MaxBudgets].at, "more than %d rules with a budget", MaxBudgets)
 	}
 	names := make(map[string]int, len(all))
 	for i := range all {
@@ -166,9 +166,9 @@ func (p *parser) checkBudgets(all []rule) {
 	for _, b := range p.budgets {
 		switch name := p.rules[b.index].name; {
 		case !b.named:
-			p.fail(b.at, "a rule with a budget has a name, under which its use is kept when the policy is changed")
+			p.Fail(b.at, "a rule with a budget has a name, under which its use is kept when the policy is changed")
 		case names[name] > 1:
-			p.fail(b.at, "another rule has the name %q too; the use of a budget is kept by name", name)
+			p.Fail(b.at, "another rule has the name %q too; the use of a budget is kept by name", name)
 		}
 	}
 }

@@ -1,10 +1,8 @@
 package policy
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -13,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/sandboxd/sandboxd/internal/document"
 )
 
 const (
@@ -37,7 +37,7 @@ type Policy struct {
 // A rule is one entry of a document with its defaults filled in.
 type rule struct {
 	name      string // as records show it
-	at        Position
+	at        document.Position
 	service   bool // it is an entry of services
 	deny      bool
 	patterns  []pattern
@@ -63,20 +63,9 @@ const (
 	UDP Protocol = "udp"
 )
 
-// Position is a place in a document. Both numbers count from 1; they are 0 in a preset.
-type Position struct{ Line, Column int }
-
-// Error is a mistake in a document.
-type Error struct {
-	Position
-	Message string
-}
-
-func (e *Error) Error() string { return fmt.Sprintf("%d:%d: %s", e.Line, e.Column, e.Message) }
-
 // Warning is a rule that has no effect.
 type Warning struct {
-	Position
+	document.Position
 	Rule    string // its name
 	Message string
 }
@@ -95,15 +84,15 @@ func (p *Policy) Inspects() bool {
 }
 
 // Parse reads a policy document in YAML, or in JSON, which is YAML. It returns every mistake in it,
-// each an *[Error], joined. An unknown key is a mistake: a restriction that is skipped would make a
+// each a *[document.Error], joined. An unknown key is a mistake: a restriction that is skipped would make a
 // sandbox look safer than it is.
 func Parse(data []byte) (*Policy, error) {
 	if len(data) > maxDocument {
 		return nil, fmt.Errorf("parse the policy: larger than %d bytes", maxDocument)
 	}
-	root, err := document(data)
+	root, err := document.Read(data)
 	if err != nil {
-		return nil, fmt.Errorf("parse the policy: %w", placed(err))
+		return nil, fmt.Errorf("parse the policy: %w", err)
 	}
 	p := &parser{}
 	p.top(root)
@@ -117,49 +106,18 @@ func Parse(data []byte) (*Policy, error) {
 		rules = append(rules, preset.rules...)
 	}
 	p.checkBudgets(rules)
-	if len(p.errs) > 0 {
-		return nil, fmt.Errorf("parse the policy: %w", errors.Join(p.errs...))
+	if len(p.Errs) > 0 {
+		return nil, fmt.Errorf("parse the policy: %w", errors.Join(p.Errs...))
 	}
 	policy := &Policy{rules: rules, services: services}
 	policy.warnings = policy.dead(own)
 	return policy, nil
 }
 
-// document reads the one node of the one document in data.
-func document(data []byte) (*yaml.Node, error) {
-	d := yaml.NewDecoder(bytes.NewReader(data))
-	var doc, more yaml.Node
-	if err := d.Decode(&doc); errors.Is(err, io.EOF) || err == nil && len(doc.Content) != 1 {
-		return nil, errors.New("the document is empty")
-	} else if err != nil {
-		return nil, err
-	}
-	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, errors.New("more than one document")
-	}
-	return doc.Content[0], nil
-}
-
-// placed returns an error of the YAML parser as an [Error]. The parser knows the line only, and of
-// the first line not even that.
-func placed(err error) error {
-	message, ok := strings.CutPrefix(err.Error(), "yaml: ")
-	if !ok {
-		return err
-	}
-	at := Position{1, 1}
-	if rest, ok := strings.CutPrefix(message, "line "); ok {
-		line, after, _ := strings.Cut(rest, ": ")
-		if n, err := strconv.Atoi(line); err == nil {
-			at.Line, message = n, after
-		}
-	}
-	return &Error{at, message}
-}
-
 // A parser collects the mistakes of a document.
 type parser struct {
-	errs     []error
+	document.Reader
+
 	presets  []string
 	rules    []rule
 	services []Service // that are listed
@@ -168,67 +126,17 @@ type parser struct {
 	budgets  []budgeted
 }
 
-func (p *parser) fail(n *yaml.Node, format string, args ...any) {
-	p.errs = append(p.errs, &Error{Position{n.Line, n.Column}, fmt.Sprintf(format, args...)})
-}
-
-// mapping calls the function of each key with its value.
-func (p *parser) mapping(n *yaml.Node, what string, fields map[string]func(*yaml.Node)) {
-	if n.Kind != yaml.MappingNode {
-		p.fail(n, "%s is no mapping", what)
-		return
-	}
-	seen := make(map[string]bool)
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		key, value := n.Content[i], n.Content[i+1]
-		read, ok := fields[key.Value]
-		switch {
-		case key.Kind != yaml.ScalarNode || !ok:
-			p.fail(key, "%s has no key %q", what, key.Value)
-		case seen[key.Value]:
-			p.fail(key, "key %q occurs twice", key.Value)
-		default:
-			seen[key.Value] = true
-			read(value)
-		}
-	}
-}
-
-// list calls f with each scalar of a list, or with the one scalar that stands in its place.
-func (p *parser) list(n *yaml.Node, what string, most int, f func(*yaml.Node) error) {
-	nodes := []*yaml.Node{n}
-	if n.Kind == yaml.SequenceNode {
-		nodes = n.Content
-	}
-	switch {
-	case len(nodes) == 0:
-		p.fail(n, "%s: the list is empty", what)
-	case len(nodes) > most:
-		p.fail(n, "%s: more than %d entries", what, most)
-		return
-	}
-	for _, e := range nodes {
-		if e.Kind != yaml.ScalarNode || e.Tag == "!!null" {
-			p.fail(e, "%s: no single value", what) // an alias is none either
-			continue
-		}
-		if err := f(e); err != nil {
-			p.fail(e, "%s: %v", what, err)
-		}
-	}
-}
-
 func (p *parser) top(n *yaml.Node) {
 	version := false
-	p.mapping(n, "policy", map[string]func(*yaml.Node){
+	p.Mapping(n, "policy", map[string]func(*yaml.Node){
 		"version": func(n *yaml.Node) {
 			version = true
 			if n.Kind != yaml.ScalarNode || n.Value != strconv.Itoa(Version) {
-				p.fail(n, "version is not %d", Version)
+				p.Fail(n, "version is not %d", Version)
 			}
 		},
 		"presets": func(n *yaml.Node) {
-			p.list(n, "presets", maxList, func(n *yaml.Node) error {
+			p.List(n, "presets", maxList, func(n *yaml.Node) error {
 				if !slices.Contains(Presets(), n.Value) {
 					return noPreset(n.Value)
 				}
@@ -239,9 +147,9 @@ func (p *parser) top(n *yaml.Node) {
 		"rules": func(n *yaml.Node) {
 			switch {
 			case n.Kind != yaml.SequenceNode:
-				p.fail(n, "rules is no list")
+				p.Fail(n, "rules is no list")
 			case len(n.Content) > maxRules:
-				p.fail(n, "more than %d rules", maxRules)
+				p.Fail(n, "more than %d rules", maxRules)
 			default:
 				for i, r := range n.Content {
 					p.rule(r, i)
@@ -251,9 +159,9 @@ func (p *parser) top(n *yaml.Node) {
 		"services": func(n *yaml.Node) {
 			switch {
 			case n.Kind != yaml.SequenceNode:
-				p.fail(n, "services is no list")
+				p.Fail(n, "services is no list")
 			case len(n.Content) > maxServices:
-				p.fail(n, "more than %d services", maxServices)
+				p.Fail(n, "more than %d services", maxServices)
 			default:
 				for i, s := range n.Content {
 					p.service(s, i)
@@ -262,38 +170,38 @@ func (p *parser) top(n *yaml.Node) {
 		},
 	})
 	if n.Kind == yaml.MappingNode && !version {
-		p.fail(n, "the version is missing; write version: %d", Version)
+		p.Fail(n, "the version is missing; write version: %d", Version)
 	}
 }
 
 func (p *parser) rule(n *yaml.Node, index int) {
-	r := rule{name: fmt.Sprintf("rules[%d]", index), at: Position{n.Line, n.Column}}
+	r := rule{name: fmt.Sprintf("rules[%d]", index), at: document.At(n)}
 	actions := 0
 	targets := func(deny bool) func(*yaml.Node) {
 		return func(n *yaml.Node) {
 			actions++
 			r.deny = deny
-			p.list(n, "hosts", maxTargets, r.target)
+			p.List(n, "hosts", maxTargets, r.target)
 		}
 	}
 	var budget *yaml.Node
 	fields := p.common(&r, &budget)
 	fields["allow"] = targets(false)
 	fields["deny"] = targets(true)
-	fields["ports"] = func(n *yaml.Node) { p.list(n, "ports", maxList, r.port) }
-	fields["protocol"] = func(n *yaml.Node) { p.list(n, "protocol", 2, r.protocol) }
-	p.mapping(n, "rule", fields)
+	fields["ports"] = func(n *yaml.Node) { p.List(n, "ports", maxList, r.port) }
+	fields["protocol"] = func(n *yaml.Node) { p.List(n, "protocol", 2, r.protocol) }
+	p.Mapping(n, "rule", fields)
 	if n.Kind != yaml.MappingNode {
 		return
 	}
 	if actions != 1 {
-		p.fail(n, "a rule has either allow or deny")
+		p.Fail(n, "a rule has either allow or deny")
 	}
 	p.checkRequests(n, &r)
 	p.hostRule(n, &r)
 	r.defaults()
 	if r.inspect && !r.deny && slices.Contains(r.protocols, UDP) {
-		p.fail(n, "requests over udp are not inspected")
+		p.Fail(n, "requests over udp are not inspected")
 	}
 	p.note(&r, budget, fmt.Sprintf("rules[%d]", index))
 	p.rules = append(p.rules, r)
@@ -305,18 +213,18 @@ func (p *parser) common(r *rule, budget **yaml.Node) map[string]func(*yaml.Node)
 	return map[string]func(*yaml.Node){
 		"name": func(n *yaml.Node) {
 			if n.Kind != yaml.ScalarNode || n.Value == "" || len(n.Value) > 100 || strings.ContainsFunc(n.Value, control) {
-				p.fail(n, "name is no line of 1 to 100 bytes")
+				p.Fail(n, "name is no line of 1 to 100 bytes")
 			} else {
 				r.name = n.Value
 			}
 		},
 		"inspect": func(n *yaml.Node) {
 			if err := n.Decode(&r.inspect); err != nil || n.Tag != "!!bool" {
-				p.fail(n, "inspect is neither true nor false")
+				p.Fail(n, "inspect is neither true nor false")
 			}
 		},
-		"methods": func(n *yaml.Node) { p.list(n, "methods", maxList, r.method) },
-		"paths":   func(n *yaml.Node) { p.list(n, "paths", maxList, r.path) },
+		"methods": func(n *yaml.Node) { p.List(n, "methods", maxList, r.method) },
+		"paths":   func(n *yaml.Node) { p.List(n, "paths", maxList, r.path) },
 		"budget": func(n *yaml.Node) {
 			*budget = n
 			p.budget(&r.budget)(n)
@@ -326,7 +234,7 @@ func (p *parser) common(r *rule, budget **yaml.Node) map[string]func(*yaml.Node)
 
 func (p *parser) checkRequests(n *yaml.Node, r *rule) {
 	if (len(r.methods) > 0 || len(r.paths) > 0) && !r.inspect {
-		p.fail(n, "methods and paths are seen where requests are read only; add inspect: true")
+		p.Fail(n, "methods and paths are seen where requests are read only; add inspect: true")
 	}
 }
 

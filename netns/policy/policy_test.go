@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/document"
 )
 
 func parse(t *testing.T, doc string) *Policy {
@@ -353,7 +355,7 @@ func TestMistakesHavePositions(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "3:11") || !strings.Contains(err.Error(), "4:10") {
 		t.Errorf("two mistakes: %v", err)
 	}
-	if e, ok := errors.AsType[*Error](err); !ok || e.Line != 3 {
+	if e, ok := errors.AsType[*document.Error](err); !ok || e.Line != 3 {
 		t.Errorf("the first mistake is %+v", e)
 	}
 	if _, err := Parse([]byte(`{"version": 1, "rules": [{"allow": ["example.com"], "ports": [443, "8000-8001"]}]}`)); err != nil {

@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/sandboxd/sandboxd/internal/document"
 )
 
 //go:embed presets.yaml
@@ -26,12 +28,12 @@ var presets = sync.OnceValue(func() map[string]*Policy {
 		for i, n := range list.Content {
 			p.rule(n, i)
 		}
-		if len(p.errs) > 0 {
-			panic(fmt.Sprintf("parse the preset %s: %v", name, p.errs[0]))
+		if len(p.Errs) > 0 {
+			panic(fmt.Sprintf("parse the preset %s: %v", name, p.Errs[0]))
 		}
 		for i := range p.rules {
 			p.rules[i].name = fmt.Sprintf("%s[%d]", name, i)
-			p.rules[i].at = Position{}
+			p.rules[i].at = document.Position{}
 		}
 		all[name] = &Policy{rules: p.rules}
 	}

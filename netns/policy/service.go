@@ -9,6 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/document"
 )
 
 // HostName is the name of the host's own services. Only rules and services that have exactly this
@@ -89,7 +90,7 @@ func (p *Policy) service(port uint16) (Service, bool) {
 // service reads an entry of services, which is also a rule that allows its port.
 func (p *parser) service(n *yaml.Node, index int) {
 	r := rule{
-		name: fmt.Sprintf("services[%d]", index), at: Position{n.Line, n.Column}, service: true,
+		name: fmt.Sprintf("services[%d]", index), at: document.At(n), service: true,
 		patterns: []pattern{{name: HostName}}, protocols: []Protocol{TCP},
 	}
 	var s Service
@@ -97,31 +98,31 @@ func (p *parser) service(n *yaml.Node, index int) {
 	var budget *yaml.Node
 	fields := p.common(&r, &budget)
 	fields["port"] = func(n *yaml.Node) {
-		p.list(n, "port", 1, r.port)
+		p.List(n, "port", 1, r.port)
 		if len(r.ports) == 1 && r.ports[0].first != r.ports[0].last {
-			p.fail(n, "port: a service has a single one")
+			p.Fail(n, "port: a service has a single one")
 		}
 	}
 	fields["to"] = func(n *yaml.Node) {
 		to = true
-		p.list(n, "to", 1, s.target)
+		p.List(n, "to", 1, s.target)
 	}
-	p.mapping(n, "service", fields)
+	p.Mapping(n, "service", fields)
 	if n.Kind != yaml.MappingNode {
 		return
 	}
 	if !to {
-		p.fail(n, "a service has to: an address of the host's loopback with its port, or unix: with the operator's name of a socket")
+		p.Fail(n, "a service has to: an address of the host's loopback with its port, or unix: with the operator's name of a socket")
 	}
 	p.checkRequests(n, &r)
 	if len(r.ports) != 1 {
-		p.fail(n, "a service has a port")
+		p.Fail(n, "a service has a port")
 		return
 	}
 	s.Rule, s.Port = r.name, r.ports[0].first
 	for _, other := range p.services {
 		if other.Port == s.Port {
-			p.fail(n, "port %d is that of %s already", s.Port, other.Rule)
+			p.Fail(n, "port %d is that of %s already", s.Port, other.Rule)
 		}
 	}
 	p.services = append(p.services, s)
@@ -155,11 +156,11 @@ func (p *parser) hostRule(n *yaml.Node, r *rule) {
 	single := func(p portRange) bool { return p.first == p.last }
 	switch {
 	case len(r.ports) == 0:
-		p.fail(n, "a rule for %s has ports: each opens the same port of the host's loopback", HostName)
+		p.Fail(n, "a rule for %s has ports: each opens the same port of the host's loopback", HostName)
 	case slices.ContainsFunc(r.ports, func(p portRange) bool { return !single(p) }):
-		p.fail(n, "the ports of %s are listed one by one", HostName)
+		p.Fail(n, "the ports of %s are listed one by one", HostName)
 	case slices.Contains(r.protocols, UDP):
-		p.fail(n, "%s is reached over tcp only", HostName)
+		p.Fail(n, "%s is reached over tcp only", HostName)
 	default:
 		for _, port := range r.ports {
 			p.opened = append(p.opened, Service{Rule: r.name, Port: port.first, Address: netip.AddrPortFrom(loopback, port.first)})
@@ -180,7 +181,7 @@ func (p *parser) allServices() []Service {
 	for i, s := range p.opened {
 		switch rule, ok := listed[s.Port]; {
 		case ok:
-			p.fail(p.openedAt[i], "port %d of %s is that of %s already; write inspect, methods and paths there", s.Port, HostName, rule)
+			p.Fail(p.openedAt[i], "port %d of %s is that of %s already; write inspect, methods and paths there", s.Port, HostName, rule)
 		case !opened[s.Port]:
 			opened[s.Port] = true
 			all = append(all, s)
