@@ -73,7 +73,7 @@ type CodeEvent struct {
 	Exit           *Exit        `json:"exit,omitempty"`      // in "end"; of a context, code 1 after a failure
 	Usage          *Usage       `json:"usage,omitempty"`     // in "end"
 	Artifacts      []Artifact   `json:"artifacts,omitempty"` // in "end"
-	// ArtifactsMissed is that of [CodeResult]; in "end".
+	// ArtifactsMissed comes with "end": see [CodeResult].
 	ArtifactsMissed bool `json:"artifacts_missed,omitempty"`
 	// Findings and Amended are those of [CodeResult]; in "started".
 	Findings []CodeFinding `json:"findings,omitempty"`

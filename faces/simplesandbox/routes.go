@@ -134,7 +134,7 @@ type execution struct {
 	Stderr  []string `json:"stderr"`
 	Error   *raised  `json:"error"`
 	Results []form   `json:"results"`
-	// Truncated says that output beyond 4 MiB of a stream was dropped.
+	// Truncated: output beyond 4 MiB of a stream was dropped.
 	Truncated bool `json:"truncated,omitempty"`
 }
 

@@ -724,7 +724,7 @@ func getxattr(fd int, name string) (string, error) {
 // the sandbox's file, perhaps a FIFO.
 var epoch = time.Unix(0, 0).UTC()
 
-// nobody replaces ids that an image cannot have.
+// nobody is the kernel's overflow id. It replaces ids that an image cannot have.
 const nobody = 65534
 
 // inode identifies a file with several names.

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
@@ -474,7 +473,7 @@ except KeyboardInterrupt:
 	if rep := second.Do("GET", "/v1/sandboxes/"+sb.ID+"/execs/"+spare, nil); rep.Status != http.StatusNotFound {
 		t.Errorf("%s", rep.Body)
 	}
-	until(t, "an interpreter of no context is left", func() bool {
+	second.Await(func() string { return "an interpreter of no context is left" }, func() bool {
 		list := daemontest.Decode[api.ProcessList](t, second.Do("GET", "/v1/sandboxes/"+sb.ID+"/processes", nil), http.StatusOK)
 		return !slices.ContainsFunc(list.Processes, func(p api.Process) bool {
 			return p.Exec == "" && strings.Contains(fmt.Sprint(p.Argv), "no kernel on stdin")
@@ -648,26 +647,11 @@ func TestArtifacts(t *testing.T) {
 	}
 }
 
-// until polls a condition.
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.After(servicetest.Patience)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal(what)
-		}
-	}
-}
-
 // untilSpare waits until an interpreter is ready for the next context of a sandbox, and returns its
 // exec.
 func untilSpare(r *daemontest.Running, sandbox string) (id string) {
 	r.T.Helper()
-	until(r.T, "no interpreter is ready", func() bool {
+	r.Await(func() string { return "no interpreter is ready" }, func() bool {
 		id = r.API().SpareExec(sandbox)
 		return id != ""
 	})
@@ -708,7 +692,7 @@ func TestSpareContexts(t *testing.T) {
 	if c.Exec == id || !strings.HasSuffix(summary(runIn(d, c, code)), `'2', '/tmp')]*`) {
 		t.Errorf("%+v", c)
 	}
-	until(t, "the spare of another request goes on", func() bool {
+	d.Await(func() string { return "the spare of another request goes on" }, func() bool {
 		return d.Do("GET", "/v1/sandboxes/"+sb.ID+"/execs/"+id, nil).Status == http.StatusNotFound
 	})
 	if next := untilSpare(d, sb.ID); newContext(d, sb.ID, other).Exec != next {

@@ -310,17 +310,7 @@ func TestLogOfSandboxDeletedMeanwhile(t *testing.T) {
 		}
 	}
 	id := r.Create(api.CreateSandbox{Name: "gone", Command: []string{"sh", "-c", "echo here; sleep 600"}}).ID
-	deadline := time.After(servicetest.Patience)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for listed := true; listed; {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal("its main process is still listed")
-		}
-		listed = r.D.Service().ListedExecs(id) > 0
-	}
+	r.Await(func() string { return "its main process is still listed" }, func() bool { return r.D.Service().ListedExecs(id) == 0 })
 	r.Cancel()
 	r.Wait()
 	if left, err := os.ReadDir(filepath.Join(b.Options.DataDir, "logs")); err != nil || len(left) != 0 {

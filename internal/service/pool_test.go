@@ -3,11 +3,11 @@ package service_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 
@@ -74,20 +74,11 @@ func poolOf(t *testing.T, r *daemontest.Running) api.Pool {
 // waitPool waits until the pool is as check wants it.
 func waitPool(t *testing.T, r *daemontest.Running, what string, check func(api.Pool) bool) {
 	t.Helper()
-	deadline := time.After(servicetest.Patience)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		p := poolOf(t, r)
-		if check(p) {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("the pool is not %s: %+v", what, p)
-		}
-	}
+	var p api.Pool
+	r.Await(func() string { return fmt.Sprintf("the pool is not %s: %+v", what, p) }, func() bool {
+		p = poolOf(t, r)
+		return check(p)
+	})
 }
 
 func TestPoolIsFilledClaimedAndFollowsItsImage(t *testing.T) {

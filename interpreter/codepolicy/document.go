@@ -70,7 +70,8 @@ type module struct {
 }
 
 // Parse reads a document in YAML, or in JSON, which is YAML. It returns every mistake in it, each
-// a *[document.Error], joined. An unknown key is a mistake: a rule that is skipped would let code pass.
+// a *[document.Error], joined. An unknown key is a mistake: a rule that is skipped would let code
+// pass.
 func Parse(data []byte) (*Policy, error) {
 	if len(data) > MaxDocument {
 		return nil, fmt.Errorf("parse the code policy: larger than %d bytes", MaxDocument)

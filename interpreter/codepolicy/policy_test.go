@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/document"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/interpreter"
 )
 
@@ -487,10 +488,7 @@ func TestPresetsDecide(t *testing.T) {
 }
 
 func TestPythonReader(t *testing.T) {
-	python, err := exec.LookPath("python3")
-	if err != nil {
-		t.Skip("this host has no python3")
-	}
+	python := testenv.RequirePeer(t, "python3")
 	for _, c := range []struct {
 		code string
 		cell bool

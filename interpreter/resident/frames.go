@@ -330,7 +330,7 @@ type Request struct {
 	// Interrupts is the number of SIGINTs that the process was sent: the last may still be on its way,
 	// and is not for this run.
 	Interrupts int `json:"interrupts,omitempty"`
-	// Installed says that libraries were installed just before.
+	// Installed makes the kernel look again for libraries: some were just installed.
 	Installed bool `json:"installed,omitempty"`
 }
 

@@ -84,8 +84,8 @@ func (p *Policy) Inspects() bool {
 }
 
 // Parse reads a policy document in YAML, or in JSON, which is YAML. It returns every mistake in it,
-// each a *[document.Error], joined. An unknown key is a mistake: a restriction that is skipped would make a
-// sandbox look safer than it is.
+// each a *[document.Error], joined. An unknown key is a mistake: a restriction that is skipped
+// would make a sandbox look safer than it is.
 func Parse(data []byte) (*Policy, error) {
 	if len(data) > maxDocument {
 		return nil, fmt.Errorf("parse the policy: larger than %d bytes", maxDocument)

@@ -244,7 +244,7 @@ export interface CodeEvent {
   usage?: Usage
   /** in "end" */
   artifacts?: Artifact[]
-  /** ArtifactsMissed is that of CodeResult; in "end". */
+  /** ArtifactsMissed comes with "end": see CodeResult. */
   artifacts_missed?: boolean
   /** Findings and Amended are those of CodeResult; in "started". */
   findings?: CodeFinding[]

@@ -132,23 +132,29 @@ func (r *Running) Detach(id string, req api.ExecRequest) api.Exec {
 	return Decode[api.Exec](r.T, r.Do("POST", "/v1/sandboxes/"+id+"/exec", req), http.StatusCreated)
 }
 
-// Until asks for an exec until its record is as wanted.
-func (r *Running) Until(x api.Exec, ok func(api.Exec) bool) api.Exec {
+// Await polls a condition until it holds; said tells what holds instead.
+func (r *Running) Await(said func() string, ok func() bool) {
 	r.T.Helper()
 	deadline := time.After(servicetest.Patience)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for {
-		now := Decode[api.Exec](r.T, r.Do("GET", "/v1/sandboxes/"+x.Sandbox+"/execs/"+x.ID, nil), http.StatusOK)
-		if ok(now) {
-			return now
-		}
+	for !ok() {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			r.T.Fatalf("it stays %+v", now)
+			r.T.Fatal(said())
 		}
 	}
+}
+
+// Until asks for an exec until its record is as wanted.
+func (r *Running) Until(x api.Exec, ok func(api.Exec) bool) (now api.Exec) {
+	r.T.Helper()
+	r.Await(func() string { return fmt.Sprintf("it stays %+v", now) }, func() bool {
+		now = Decode[api.Exec](r.T, r.Do("GET", "/v1/sandboxes/"+x.Sandbox+"/execs/"+x.ID, nil), http.StatusOK)
+		return ok(now)
+	})
+	return now
 }
 
 // Exited reports whether an exec has ended.
@@ -187,17 +193,9 @@ func (r *Running) Logs(id, query string) string {
 // UntilLog follows a log until it has as much as want, which it must be.
 func (r *Running) UntilLog(id, want string) {
 	r.T.Helper()
-	deadline := time.After(servicetest.Patience)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if text := r.Logs(id, ""); text == want {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			r.T.Fatalf("the log is %q", r.Logs(id, ""))
-		}
-	}
+	var text string
+	r.Await(func() string { return fmt.Sprintf("the log is %q", text) }, func() bool {
+		text = r.Logs(id, "")
+		return text == want
+	})
 }
