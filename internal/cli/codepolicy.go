@@ -2,11 +2,8 @@ package cli
 
 import (
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
-	"strings"
 
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 	"github.com/sandboxd/sandboxd/internal/document"
 	"github.com/sandboxd/sandboxd/interpreter/codepolicy"
 )
@@ -14,21 +11,9 @@ import (
 // codePolicyDocument returns the code policy that a user names: presets joined by commas, or a
 // file, whose name has a slash or a dot. Its mistakes are told with their places.
 func codePolicyDocument(name string) ([]byte, error) {
-	if !strings.ContainsAny(name, "./") {
-		doc, err := codepolicy.Named(name)
-		if err != nil {
-			return nil, fmt.Errorf("%w; the name of a file has a slash or a dot", err)
-		}
-		return doc, nil
-	}
-	f, err := os.Open(filepath.Clean(name))
+	doc, err := cmdline.PolicyDocument(name, codepolicy.Named)
 	if err != nil {
-		return nil, fmt.Errorf("read the code policy: %w", err)
-	}
-	defer f.Close()
-	doc, err := io.ReadAll(io.LimitReader(f, codepolicy.MaxDocument+1))
-	if err != nil {
-		return nil, fmt.Errorf("read the code policy: %w", err)
+		return nil, err
 	}
 	_, err = codepolicy.Parse(doc)
 	if all := document.Mistakes(err); len(all) > 1 {

@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/faces/docker"
 	"github.com/sandboxd/sandboxd/faces/facesock"
 	"github.com/sandboxd/sandboxd/internal/cmdline"
+	"github.com/sandboxd/sandboxd/netns/policy"
 )
 
 type faceOptions struct {
@@ -71,7 +72,7 @@ func bridgeNetwork(name string) (api.Network, error) {
 	case string(api.NetworkFull):
 		return api.Network{Mode: api.NetworkFull}, nil
 	}
-	document, err := cmdline.PolicyDocument(strings.TrimPrefix(name, string(api.NetworkEgress)+":"))
+	document, err := cmdline.PolicyDocument(strings.TrimPrefix(name, string(api.NetworkEgress)+":"), policy.Named)
 	if err != nil {
 		return api.Network{}, err
 	}

@@ -82,7 +82,7 @@ func (o *simpleSandboxOptions) face(ctx context.Context, changed func(string) bo
 	if strings.HasPrefix(o.listen, "unix:") {
 		return simplesandbox.Options{}, cmdline.Usagef("--listen %q: want a loopback address with a port", o.listen)
 	}
-	if err := checkMCPAddress(o.listen); err != nil {
+	if err := checkFaceAddress(o.listen); err != nil {
 		return simplesandbox.Options{}, err
 	}
 	req, err := o.request(ctx, o.image, changed)

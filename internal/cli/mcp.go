@@ -81,7 +81,7 @@ func (o *mcpOptions) face(ctx context.Context, changed func(string) bool) (r han
 		return r, err
 	}
 	for _, l := range o.listen {
-		if err := checkMCPAddress(l); err != nil {
+		if err := checkFaceAddress(l); err != nil {
 			return r, err
 		}
 	}
@@ -111,8 +111,8 @@ func daemonMCP(flags []string, socket string) (*handoff.Request, error) {
 	return &r, nil
 }
 
-// checkMCPAddress refuses addresses that other hosts reach: the token travels in clear.
-func checkMCPAddress(where string) error {
+// checkFaceAddress refuses addresses that other hosts reach: the token travels in clear.
+func checkFaceAddress(where string) error {
 	if path, ok := strings.CutPrefix(where, "unix:"); ok {
 		if path == "" {
 			return cmdline.Usagef("--listen %q: want unix:PATH", where)

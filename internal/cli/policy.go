@@ -42,7 +42,7 @@ func policyDocument(arg string, stdin io.Reader) ([]byte, error) {
 	if arg == "-" {
 		return cmdline.ReadPolicy(stdin)
 	}
-	return cmdline.PolicyDocument(arg)
+	return cmdline.PolicyDocument(arg, policy.Named)
 }
 
 // openInput opens a file, or standard input for "-".

@@ -188,7 +188,7 @@ func ceiling(name string) (*policy.Policy, error) {
 	case string(api.NetworkFull):
 		return policy.Public(), nil
 	}
-	document, err := cmdline.PolicyDocument(name)
+	document, err := cmdline.PolicyDocument(name, policy.Named)
 	if err != nil {
 		return nil, err
 	}

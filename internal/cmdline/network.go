@@ -63,7 +63,7 @@ func (n *Network) Set(text string) error {
 	case name == "":
 		return fmt.Errorf("egress needs a policy, a file or some of %s: as in egress:pypi,npm", strings.Join(policy.Presets(), ", "))
 	}
-	document, err := PolicyDocument(name)
+	document, err := PolicyDocument(name, policy.Named)
 	if err != nil {
 		return err
 	}
@@ -92,11 +92,11 @@ func (n *Network) With(egress *Size, flag string) (api.Network, error) {
 	return net, nil
 }
 
-// PolicyDocument returns the network policy that a user names: presets joined by commas, or a file,
-// whose name has a slash or a dot.
-func PolicyDocument(name string) ([]byte, error) {
+// PolicyDocument returns the policy that a user names: presets joined by commas, of which named
+// makes a document, or a file, whose name has a slash or a dot.
+func PolicyDocument(name string, named func(list string) ([]byte, error)) ([]byte, error) {
 	if !strings.ContainsAny(name, "./") {
-		doc, err := policy.Named(name)
+		doc, err := named(name)
 		if err != nil {
 			return nil, fmt.Errorf("%w; the name of a file has a slash or a dot", err)
 		}

@@ -22,8 +22,8 @@ const (
 	// Version is the version of documents that [Parse] reads.
 	Version = 1
 
-	// MaxDocument is the maximum size of a document in bytes.
-	MaxDocument = 64 << 10
+	// maxDocument bounds a document in bytes.
+	maxDocument = 64 << 10
 
 	maxRules  = 500
 	maxList   = 100 // modules or languages of one rule
@@ -73,8 +73,8 @@ type module struct {
 // a *[document.Error], joined. An unknown key is a mistake: a rule that is skipped would let code
 // pass.
 func Parse(data []byte) (*Policy, error) {
-	if len(data) > MaxDocument {
-		return nil, fmt.Errorf("parse the code policy: larger than %d bytes", MaxDocument)
+	if len(data) > maxDocument {
+		return nil, fmt.Errorf("parse the code policy: larger than %d bytes", maxDocument)
 	}
 	root, err := document.Read(data)
 	if err != nil {

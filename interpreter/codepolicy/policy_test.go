@@ -349,7 +349,7 @@ func TestMistakesHavePlaces(t *testing.T) {
 			t.Errorf("%q: %v, want %s", c.doc, err, c.want)
 		}
 	}
-	if _, err := Parse(bytes.Repeat([]byte("#"), MaxDocument+1)); err == nil {
+	if _, err := Parse(bytes.Repeat([]byte("#"), maxDocument+1)); err == nil {
 		t.Error("a document that is too large is read")
 	}
 	_, err := Parse([]byte("version: 2\nx: 1"))
