@@ -23,7 +23,14 @@ func contextBench(t *testing.T) (*daemontest.Running, api.Sandbox) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
 	d := b.Start()
-	return d, d.Create(api.CreateSandbox{IdleTimeout: 3600})
+	return d, d.Create(withScratch(t))
+}
+
+// withScratch requests a sandbox whose programs, which see this machine's files, have a directory
+// for temporary ones: R leaves its own when it is killed.
+func withScratch(t *testing.T) api.CreateSandbox {
+	t.Helper()
+	return api.CreateSandbox{IdleTimeout: 3600, Env: []string{"TMPDIR=" + t.TempDir()}}
 }
 
 func newContext(r *daemontest.Running, sandbox string, req api.CreateContext) api.Context {
@@ -408,7 +415,7 @@ func TestContextsAreHandedOn(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
 	first := b.Start()
-	sb := first.Create(api.CreateSandbox{IdleTimeout: 3600})
+	sb := first.Create(withScratch(t))
 	waits := newContext(first, sb.ID, api.CreateContext{Env: []string{"NAME=value"}})
 	busy := newContext(first, sb.ID, api.CreateContext{})
 	dead := newContext(first, sb.ID, api.CreateContext{})
