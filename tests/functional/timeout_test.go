@@ -48,9 +48,12 @@ func TestExecTimeoutKillsEverythingTheExecStarted(t *testing.T) {
 	} else if !strings.Contains(left, "sleep 777") {
 		t.Errorf("another exec's process was killed as well: %q", left)
 	}
-	if after := len(s.Processes(t)); after > before {
-		t.Errorf("the host saw %d processes before and sees %d after", before, after)
-	}
+	eventually(t, func() error { // what is dead may not be reaped yet
+		if after := len(s.Processes(t)); after > before {
+			return fmt.Errorf("the host saw %d processes before and sees %d after", before, after)
+		}
+		return nil
+	})
 }
 
 // A client that goes away takes its program with it.

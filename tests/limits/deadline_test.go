@@ -93,9 +93,13 @@ while True: time.sleep(1)
 		if exit := <-ended; exit == nil || !exit.Timeout {
 			t.Errorf("the exec ended with %+v", exit)
 		}
-		if left := s.Processes(t); len(left) != 1 || left[0] != s.PID {
-			t.Errorf("processes %v are left, the init is %d", left, s.PID)
-		}
+		// What is dead may not be reaped yet. Most of what would survive would never end.
+		harness.Eventually(t, func() error {
+			if left := s.Processes(t); len(left) != 1 || left[0] != s.PID {
+				return fmt.Errorf("processes %v are left, the init is %d", left, s.PID)
+			}
+			return nil
+		})
 	}
 	slices.Sort(late)
 	t.Logf("the last process ended so long after the timeout: %v", late)
