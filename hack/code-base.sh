@@ -3,6 +3,8 @@
 # Dockerfiles images/IMAGE/Dockerfile install lie in /srv/debs, the one source of its apt. So the builds need no network. It asks the
 # mirror that this machine is configured for, and needs mmdebstrap and dpkg-dev.
 set -euo pipefail
+# An ordinary user is root of a namespace, with all of its subordinate ids.
+[ "$(id -u)" -eq 0 ] || exec unshare --user --mount --map-root-user --map-auto -- "$0" "$@"
 out=$(realpath "$1")
 shift
 here=$(dirname "$0")
@@ -13,9 +15,7 @@ trap 'rm -rf "$work"' EXIT
 suite=trixie
 use_suites $suite
 our_apt apt-get -qq update
-mode=unshare
-[ "$(id -u)" -ne 0 ] || mode=root
-mmdebstrap --quiet --variant=apt --mode=$mode --architectures=$arch --keyring=$keyring --aptopt='Acquire::Languages "none"' \
+mmdebstrap --quiet --variant=apt --mode=root --architectures=$arch --keyring=$keyring --aptopt='Acquire::Languages "none"' \
 	--dpkgopt=force-unsafe-io --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
 	--format=directory $suite "$work/root" "$mirror"
 

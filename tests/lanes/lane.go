@@ -436,7 +436,7 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 			return err
 		}
 	}
-	remove, inMemory := l.scratch(ctx, tmp)
+	remove, inMemory := l.scratch(ctx, tmp, o.soak)
 	defer func() {
 		if ctx.Err() != nil {
 			endLeftovers(context.WithoutCancel(ctx), o.workDir) // as long as their sockets and logs can be reached
