@@ -16,6 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/execlog"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -36,7 +37,7 @@ type Execution struct {
 	published  sync.Once // of the event of its end, where there is no log
 
 	main  *mainProcess  // nil unless it is one
-	log   *execLog      // nil unless it is detached
+	log   *execlog.Log  // nil unless it is detached
 	kept  int64         // bytes of memory that it may take
 	input chan struct{} // semaphore of one that serializes writes to stdin
 	done  chan struct{} // closed when it has ended and its record says how

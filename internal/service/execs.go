@@ -24,6 +24,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/memfd"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/execlog"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -35,9 +36,6 @@ const (
 	maxFinished   = 32        // of one sandbox are kept
 	keepFinished  = time.Hour // and no longer
 )
-
-// errHanded ends a collector: the exec goes on for the next daemon.
-var errHanded = errors.New("the daemon is stopping, and leaves the exec to the next one")
 
 // execs is the registry of the execs of all sandboxes: running ones and, of the detached ones,
 // those that ended recently.
@@ -283,7 +281,7 @@ func (e *execs) stop() {
 	e.mu.Lock()
 	e.closed = true
 	e.mu.Unlock()
-	e.cancel(errHanded)
+	e.cancel(execlog.ErrHanded)
 	e.work.Wait()
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -343,7 +341,7 @@ func (x *Execution) Record() ExecRecord {
 	rec := x.record
 	rec.StdoutBytes, rec.StderrBytes = x.wrote[0], x.wrote[1]
 	if x.log != nil {
-		rec.StdoutBytes, rec.StderrBytes, rec.Dropped = x.log.counts()
+		rec.StdoutBytes, rec.StderrBytes, rec.Dropped = x.log.Counts()
 	}
 	return rec
 }
@@ -508,7 +506,7 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 			s.execs.release(rec.ID, size)
 		}
 	}()
-	log, err := newExecLog(limit, req.TTY)
+	log, err := execlog.New(limit, req.TTY)
 	if err != nil {
 		return ExecRecord{}, err
 	}
@@ -516,7 +514,7 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	if !req.StdinOpen && !req.TTY && len(req.Stdin) > 0 {
 		// A file rather than a pipe: it needs no writer after the end of this daemon.
 		if r.StdinFile, err = stdinFile(req.Stdin); err != nil {
-			log.close()
+			log.Close()
 			return ExecRecord{}, err
 		}
 		defer r.StdinFile.Close() // only written
@@ -527,13 +525,13 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	}
 	lease, err := begin(rec.ID)
 	if err != nil {
-		log.close()
+		log.Close()
 		return ExecRecord{}, err
 	}
 	defer s.execs.starting(rec.ID)()
 	x, err := s.launch(ctx, lease, req, r)
 	if err != nil {
-		log.close()
+		log.Close()
 		return ExecRecord{}, err
 	}
 	x.log, x.kept, x.main = log, size, as.main
@@ -554,7 +552,7 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 		_ = x.guest.Kill()
 		_ = x.guest.Close()       // always nil
 		s.dropDescriptors(ctx, x) // they may be stored, and the answer lost
-		log.close()
+		log.Close()
 		x.lease.End()
 		return ExecRecord{}, err
 	}
@@ -614,7 +612,7 @@ func (x *Execution) saveRecord() error {
 	if x.oom.done != nil && x.oom.err == nil {
 		rest.OOM = &x.oom.before
 	}
-	return x.log.note(recordAt, rest)
+	return x.log.Write(execlog.Record, rest)
 }
 
 // storeDescriptors stores the descriptors that another daemon needs: always state and output; of a
@@ -628,14 +626,15 @@ func (x *Execution) storeDescriptors(ctx context.Context) error {
 	if x.disposed {
 		return nil // and its files may be another's by now
 	}
-	files := []*os.File{x.log.out, x.log.state}
+	files := x.log.Files()
 	if !x.ended() {
 		k := x.guest.Kept()
 		files = append(files, k.Conn, k.Stdout)
 		if x.noStdin {
 			k.Stdin = nil
 		}
-		for _, f := range []*os.File{x.log.relayR, x.log.relayW, k.Stderr, k.Stdin} {
+		r, w := x.log.Relay()
+		for _, f := range []*os.File{r, w, k.Stderr, k.Stdin} {
 			if f != nil {
 				files = append(files, f)
 			}
@@ -665,15 +664,15 @@ func (s *core) dropDescriptors(ctx context.Context, x *Execution) {
 // before, everything is left to the next one.
 func (x *Execution) collect() {
 	ctx := x.s.execs.ctx
-	stop := context.AfterFunc(ctx, x.log.hand) // the output may wait for a log or a reader that has stopped
+	stop := context.AfterFunc(ctx, x.log.Hand) // the output may wait for a log or a reader that has stopped
 	defer stop()
 	if x.lease != nil { // how a sandbox has ended does not wait for a reader that has stopped
-		defer x.lease.AfterGone(func() { time.AfterFunc(stepTimeout, x.log.freeHolds) })()
+		defer x.lease.AfterGone(func() { time.AfterFunc(stepTimeout, x.log.ReleaseHolds) })()
 	}
 	exit, err := x.guest.Spool(ctx, x.log)
 	rec := x.record
 	switch {
-	case errors.Is(err, errHanded):
+	case errors.Is(err, execlog.ErrHanded):
 		x.keeping.Lock()
 		x.disposed = true   // the next daemon's
 		_ = x.guest.Close() // kills no program whose descriptors are stored
@@ -705,7 +704,7 @@ func (x *Execution) collect() {
 	// ended.
 	x.keeping.Lock()
 	_ = x.guest.Close() // always nil
-	x.log.closeRelay()
+	x.log.CloseRelay()
 	x.keeping.Unlock()
 	x.stdin.Wait()
 	if x.lease != nil {
@@ -717,10 +716,10 @@ func (x *Execution) collect() {
 // conclude sets the end of the execution. The record is written for the next daemon before any
 // observer sees the end.
 func (x *Execution) conclude(rec ExecRecord) {
-	if err := x.log.note(endAt, rec); err != nil {
+	if err := x.log.Write(execlog.End, rec); err != nil {
 		x.s.log.Warn("how an exec ended is not kept for the next daemon", "id", rec.Sandbox, "exec", rec.ID, "error", err)
 	}
-	x.log.finish() // readers of all output wait for done
+	x.log.Finish() // readers of all output wait for done
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	// Field by field: the others never change, and are read without mu.
@@ -750,7 +749,7 @@ func (x *Execution) retire(ctx context.Context) {
 	if _, err := s.supervisor.Get(x.record.Sandbox); errors.Is(err, runtime.ErrNotFound) {
 		s.forget(ctx, x)
 		if x.main != nil { // begun after the deletion of the sandbox removed the log
-			if err := s.logs.remove(x.record.Sandbox); err != nil {
+			if err := s.logs.Remove(x.record.Sandbox); err != nil {
 				s.log.Error("the log of a deleted sandbox is left until the next start", "id", x.record.Sandbox, "error", err)
 			}
 		}
@@ -780,7 +779,7 @@ func (x *Execution) dispose() {
 		x.keeping.Lock()
 		defer x.keeping.Unlock()
 		x.disposed = true
-		x.log.close()
+		x.log.Close()
 	}
 }
 
@@ -806,7 +805,7 @@ func (s *core) forgetSandbox(ctx context.Context, id string) {
 	s.execs.forgetUpcoming(id)
 	s.contexts.forget(id)
 	defer func() {
-		if err := s.logs.remove(id); err != nil {
+		if err := s.logs.Remove(id); err != nil {
 			s.log.Error("the log of a deleted sandbox is left until the next start", "id", id, "error", err)
 		}
 		if err := s.networks.Forget(id); err != nil {
@@ -818,7 +817,7 @@ func (s *core) forgetSandbox(ctx context.Context, id string) {
 		if x.log == nil {
 			continue // its own request ends it
 		}
-		x.log.freeHolds()
+		x.log.ReleaseHolds()
 		select {
 		case <-x.over():
 			s.forget(ctx, x)
@@ -845,7 +844,7 @@ func (s *API) DeleteExec(ctx context.Context, ref, id string) error {
 		return err
 	}
 	if x.log != nil {
-		x.log.freeHolds()
+		x.log.ReleaseHolds()
 	}
 	if !x.ended() {
 		if err := x.guest.Kill(); err != nil && x.lease != nil {
@@ -927,8 +926,7 @@ func (x *Execution) Attach(ctx context.Context, from int64, text bool, emit func
 	if err := x.Attachable(); err != nil {
 		return err
 	}
-	x.log.followers.Add(1)
-	defer x.log.followers.Add(-1)
+	defer x.log.Follow()()
 	return x.attach(ctx, from, text, make([]byte, 64<<10), emit)
 }
 
@@ -938,17 +936,17 @@ func (x *Execution) AttachHeld(ctx context.Context, from int64, u *Upcoming, tex
 	if err := x.Attachable(); err != nil {
 		return err
 	}
-	h := &hold{at: from}
+	var h *execlog.Hold
 	if u != nil {
-		h = &u.hold
+		h = u.hold
 	} else {
-		x.log.hold(h)
+		h = x.log.Hold(from)
 	}
-	defer x.log.unhold(h)
+	defer h.Release()
 	return x.Attach(ctx, from, text, func(e api.ExecEvent) error {
 		err := emit(e)
 		if n := len(e.Data) + len(e.Text); n > 0 {
-			x.log.taken(h, e.Offset+int64(n))
+			h.Taken(e.Offset + int64(n))
 		}
 		return err
 	})
@@ -958,50 +956,50 @@ func (x *Execution) AttachHeld(ctx context.Context, from int64, u *Upcoming, tex
 func (x *Execution) attach(ctx context.Context, from int64, text bool, buf []byte, emit func(api.ExecEvent) error) error {
 	first := true
 	for {
-		c, err := x.log.read(from, buf)
+		c, err := x.log.Read(from, buf)
 		if errors.Is(err, os.ErrClosed) {
 			err = class.Mark(class.ErrNoExec, fmt.Errorf("exec %s has been deleted", x.record.ID))
 		}
 		if err != nil {
 			return err
 		}
-		if first || c.at > from {
-			e := api.ExecEvent{Offset: c.at, Dropped: max(0, c.at-from)}
+		if first || c.At > from {
+			e := api.ExecEvent{Offset: c.At, Dropped: max(0, c.At-from)}
 			if first {
 				e.PID, e.Exec = x.PID, x.record.ID
 			}
 			if err := emit(e); err != nil {
 				return err
 			}
-			first, from = false, c.at
+			first, from = false, c.At
 		}
-		if c.over {
+		if c.Over {
 			break
 		}
-		if tail := splitTail(c.data); text && !c.whole && tail > 0 {
+		if tail := splitTail(c.Data); text && !c.Whole && tail > 0 {
 			// A character whose rest is not there yet. If there is more than what buf takes, the next chunk
 			// begins with it.
-			c.data = c.data[:len(c.data)-tail]
+			c.Data = c.Data[:len(c.Data)-tail]
 		}
-		if len(c.data) > 0 {
-			e := outputEvent(c.stream, c.data)
+		if len(c.Data) > 0 {
+			e := outputEvent(c.Stream, c.Data)
 			if !text {
-				e = api.ExecEvent{Stream: c.stream, Data: c.data}
+				e = api.ExecEvent{Stream: c.Stream, Data: c.Data}
 			}
-			e.Offset = c.at
+			e.Offset = c.At
 			if err := emit(e); err != nil {
 				return err
 			}
-			from = c.at + int64(len(c.data))
-			if c.more == nil {
+			from = c.At + int64(len(c.Data))
+			if c.More == nil {
 				continue
 			}
 		}
-		if c.more == nil {
+		if c.More == nil {
 			return fmt.Errorf("attach to exec %s: its output makes no progress at %d", x.record.ID, from)
 		}
 		select {
-		case <-c.more:
+		case <-c.More:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -1019,7 +1017,7 @@ func (x *Execution) attach(ctx context.Context, from int64, text bool, buf []byt
 }
 
 // OutputEnd returns the offset behind the output so far of a detached exec.
-func (x *Execution) OutputEnd() int64 { return x.log.end() }
+func (x *Execution) OutputEnd() int64 { return x.log.End() }
 
 // Attachable returns an error of the class ErrState unless the exec is detached.
 func (x *Execution) Attachable() error {
@@ -1147,7 +1145,7 @@ func restOf(d runtime.DescriptorSet) (rest left, err error) {
 	if len(d.Files) < 2 {
 		return rest, fmt.Errorf("%d descriptors", len(d.Files))
 	}
-	ok, err := noted(d.Files[1], recordAt, &rest)
+	ok, err := execlog.ReadDocument(d.Files[1], execlog.Record, &rest)
 	switch {
 	case err != nil:
 	case !ok:
@@ -1175,11 +1173,11 @@ func (s *core) adoptExec(d runtime.DescriptorSet) (err error) {
 		x.oom.before, x.oom.done = *rest.OOM, make(chan struct{})
 		close(x.oom.done)
 	}
-	if x.log, err = adoptExecLog(files[0], files[1], cmp.Or(rest.Request.OutputLimit, defaultOutputLimit)); err != nil {
+	if x.log, err = execlog.Adopt(files[0], files[1], cmp.Or(rest.Request.OutputLimit, defaultOutputLimit)); err != nil {
 		return err
 	}
 	var end ExecRecord
-	ended, err := noted(x.log.state, endAt, &end)
+	ended, err := x.log.Document(execlog.End, &end)
 	if err != nil {
 		return err
 	}
@@ -1212,7 +1210,7 @@ func (s *core) adoptExec(d runtime.DescriptorSet) (err error) {
 	more := files[4:]
 	switch {
 	case x.req.TTY && len(more) == 2:
-		x.log.relayR, x.log.relayW = more[0], more[1]
+		x.log.AdoptRelay(more[0], more[1])
 	case !x.req.TTY && len(more) > 0 && len(more) <= 2:
 		k.Stderr = more[0]
 		if len(more) == 2 {
@@ -1246,7 +1244,7 @@ func (s *core) adoptExec(d runtime.DescriptorSet) (err error) {
 		}
 	}
 	if err != nil {
-		x.log.close()
+		x.log.Close()
 		if x.lease != nil {
 			x.lease.End()
 		}

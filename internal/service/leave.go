@@ -7,6 +7,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/execlog"
 )
 
 // ErrLeft is the cause of the end of a context with which [Execution.Stream] leaves a program on a
@@ -49,7 +50,7 @@ func (x *Execution) Leave(ctx context.Context, form string) (err error) {
 	for _, other := range room {
 		s.forget(ctx, other)
 	}
-	log, err := newExecLog(size, true)
+	log, err := execlog.New(size, true)
 	if err != nil {
 		s.execs.release(rec.ID, size)
 		return err
@@ -59,7 +60,7 @@ func (x *Execution) Leave(ctx context.Context, form string) (err error) {
 	y.record.Detached, y.record.StdinOpen, y.record.Main = true, true, main != nil
 	defer func() {
 		if err != nil { // the caller's Close kills the program
-			log.close()
+			log.Close()
 			s.execs.release(rec.ID, size)
 		}
 	}()

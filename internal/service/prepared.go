@@ -9,6 +9,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/execlog"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -235,7 +236,7 @@ type upcomingKey struct{ sandbox, exec string }
 type Upcoming struct {
 	execs   *execs
 	key     upcomingKey
-	hold    hold
+	hold    *execlog.Hold
 	started chan *Execution // closed without one if there will be no start
 }
 
@@ -305,9 +306,9 @@ func (u *Upcoming) Close() {
 	}
 	u.execs.mu.Unlock()
 	select {
-	case x, ok := <-u.started:
+	case _, ok := <-u.started:
 		if ok {
-			x.log.unhold(&u.hold)
+			u.hold.Release()
 		}
 	default:
 	}
@@ -322,7 +323,7 @@ func (e *execs) deliver(x *Execution) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, u := range e.upcoming[key] {
-		x.log.hold(&u.hold)
+		u.hold = x.log.Hold(0)
 		u.started <- x
 	}
 	delete(e.upcoming, key)
@@ -366,7 +367,7 @@ func (s *core) awaitReaders(id string) {
 	}
 	timer := time.NewTimer(stepTimeout)
 	defer timer.Stop()
-	for changed := x.log.held(); changed != nil; changed = x.log.held() {
+	for changed := x.log.Held(); changed != nil; changed = x.log.Held() {
 		select {
 		case <-changed:
 		case <-timer.C:

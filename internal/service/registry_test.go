@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/execlog"
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -27,7 +28,7 @@ func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 		if err != nil || len(room) > 0 {
 			t.Fatalf("exec %d of %s: room %v, %v", i, sandbox, room, err)
 		}
-		x := &Execution{log: new(execLog), kept: size, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}
+		x := &Execution{log: new(execlog.Log), kept: size, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}
 		if ended {
 			close(x.done)
 		}
@@ -78,12 +79,12 @@ func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 // ending is an exec of a sandbox called box that is listed, and about to end.
 func (s *core) ending(t *testing.T) *Execution {
 	t.Helper()
-	log, err := newExecLog(1<<10, false)
+	log, err := execlog.New(1<<10, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(log.close)
-	x := &Execution{s: s, log: log, kept: log.limit, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: newExecID(), Sandbox: "box", State: api.ExecRunning}}}
+	t.Cleanup(log.Close)
+	x := &Execution{s: s, log: log, kept: 1 << 10, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: newExecID(), Sandbox: "box", State: api.ExecRunning}}}
 	s.adoptRecord(x)
 	return x
 }
@@ -176,7 +177,7 @@ func TestDetachedExecsKeepToTheirTenant(t *testing.T) {
 		for last = room; len(room) > 0; room = room[1:] {
 			e.unregister(room[0])
 		}
-		x := &Execution{log: new(execLog), kept: size, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}
+		x := &Execution{log: new(execlog.Log), kept: size, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}
 		if ended {
 			close(x.done)
 		}
