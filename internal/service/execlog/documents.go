@@ -23,7 +23,8 @@ const (
 	maxDocument = 512 << 10 // bytes
 )
 
-// Write writes a document. It is there as a whole or not at all: its length is written last.
+// Write writes a document. Its length is written last: a killed daemon leaves a new document
+// whole or not at all.
 func (l *Log) Write(d Document, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
