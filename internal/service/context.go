@@ -54,7 +54,7 @@ type codeContext struct {
 	mu      sync.Mutex
 	queued  int
 	deleted bool
-	x       *Execution    // process; nil until the first has started
+	x       *Detached     // process; nil until the first has started
 	hold    *execlog.Hold // of its output
 	kernel  resident.Kernel
 	split   resident.Splitter // of its output; only with the turn
@@ -110,7 +110,7 @@ func (c *codeContext) writePlace() {
 
 // attach makes a program that has started the process of the context. It is called before output
 // is collected, so that nothing is dropped.
-func (c *codeContext) attach(x *Execution) error {
+func (c *codeContext) attach(x *Detached) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.deleted {
@@ -131,7 +131,7 @@ func (c *codeContext) missing() error {
 }
 
 // process returns the current process.
-func (c *codeContext) process() *Execution {
+func (c *codeContext) process() *Detached {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.x
@@ -366,7 +366,7 @@ func (c *codeContext) startProcess(ctx context.Context, rec *runtime.Record) err
 	if c.Request.Memory > 0 {
 		req.Rlimits = map[string]uint64{"as": uint64(c.Request.Memory)}
 	}
-	if _, err := c.s.detach(ctx, rec, req, detached{context: c}); err != nil {
+	if _, err := c.s.detach(ctx, rec, req, detachAs{context: c}); err != nil {
 		if errors.Is(class.Marked(err), class.ErrProgramMissing) {
 			return noLanguage(rec, interpreter.Find(k.Language), []string{k.Program})
 		}
@@ -625,7 +625,7 @@ func ofContext(l *execlog.Log) bool {
 
 // adoptContext makes an adopted exec the process of a context, if it is one. It is called before
 // output is collected.
-func (s *core) adoptContext(x *Execution) error {
+func (s *core) adoptContext(x *Detached) error {
 	var rec contextRecord
 	if ok, err := x.log.Document(execlog.Context, &rec); err != nil || !ok {
 		return err
@@ -662,7 +662,7 @@ func (s *core) adoptContext(x *Execution) error {
 var errUnfinished = errors.New("it is a context that was not ready, or was being restarted, or a spare one")
 
 // endReplaced ends a process that is no context's any more.
-func (s *core) endReplaced(x *Execution) {
+func (s *core) endReplaced(x *Detached) {
 	x.log.ReleaseHolds()
 	if !x.ended() && x.guest != nil {
 		_ = x.guest.Kill() // fails if init is lost, which ends the sandbox

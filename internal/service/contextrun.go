@@ -152,7 +152,7 @@ func (c *codeContext) read(ctx context.Context, pace func(), handle func(residen
 
 // advance notes that all frames before an offset are read; with done the last of the run too, for
 // which no later daemon waits.
-func (c *codeContext) advance(x *Execution, at int64, done bool) {
+func (c *codeContext) advance(x *Detached, at int64, done bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if at == c.place.At || c.x != x {
@@ -314,7 +314,7 @@ func (c *codeContext) recover(ctx context.Context, run *contextRun, err error, s
 }
 
 // endOf says how a process has ended.
-func endOf(x *Execution, said string) string {
+func endOf(x *Detached, said string) string {
 	rec := x.Record()
 	text := "it is not known how"
 	switch {

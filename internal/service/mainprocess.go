@@ -40,26 +40,16 @@ func newMainProcess(life int) *mainProcess {
 }
 
 // isReported reports whether the end of the main process is dealt with. It is true for other execs.
-func (m *mainProcess) isReported() bool {
-	if m == nil {
-		return true
-	}
-	select {
-	case <-m.reported:
-		return true
-	default:
-		return false
-	}
-}
+func (m *mainProcess) isReported() bool { return m == nil || closed(m.reported) }
 
 // mainOf is the main process of a sandbox in its latest life.
 type mainOf struct {
 	gone <-chan struct{} // of the lease under which it was started, or is about to be; nil where that had ended before
-	x    *Execution      // nil until it has been, and when it is forgotten
+	x    *Detached       // nil until it has been, and when it is forgotten
 }
 
-// over is closed when the execution has ended, and all that follows from that is done.
-func (x *Execution) over() <-chan struct{} {
+// over is that of every program: a main process is reported, too.
+func (x *Detached) over() <-chan struct{} {
 	if x.main != nil {
 		return x.main.reported
 	}
@@ -67,7 +57,7 @@ func (x *Execution) over() <-chan struct{} {
 }
 
 // follow collects a detached exec until it ends, or the daemon does.
-func (s *core) follow(x *Execution) bool {
+func (s *core) follow(x *Detached) bool {
 	if x.main != nil {
 		s.keepLog(x)
 	}
@@ -160,7 +150,7 @@ func (s *core) startMain(ctx context.Context, rec *runtime.Record) error {
 	}
 	req := api.ExecRequest{Argv: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen, Detach: true, CwdCreate: true, OutputLimit: mainRing}
 	if err = validateExec(&req); err == nil {
-		_, err = s.detach(ctx, rec, req, detached{main: newMainProcess(lease.Record.Life)})
+		_, err = s.detach(ctx, rec, req, detachAs{main: newMainProcess(lease.Record.Life)})
 	}
 	if err != nil {
 		return fmt.Errorf("start the main process of sandbox %s: %w", rec.Name, err)
@@ -218,7 +208,7 @@ func (s *core) startMissing() {
 }
 
 // adoptMain makes an adopted execution the main process of its sandbox, and begins to keep its log.
-func (s *core) adoptMain(x *Execution, life int) {
+func (s *core) adoptMain(x *Detached, life int) {
 	if x.lease != nil {
 		life = x.lease.Record.Life
 	}
@@ -231,7 +221,7 @@ func (s *core) adoptMain(x *Execution, life int) {
 }
 
 // gone is closed when the sandbox of the execution ceases to run; nil if it has before this daemon.
-func (x *Execution) gone() <-chan struct{} {
+func (x *Detached) gone() <-chan struct{} {
 	if x.lease == nil {
 		return nil
 	}
@@ -239,7 +229,7 @@ func (x *Execution) gone() <-chan struct{} {
 }
 
 // keepLog copies the output of a main process to the log until it ends.
-func (s *core) keepLog(x *Execution) {
+func (s *core) keepLog(x *Detached) {
 	turn, done := s.logs.Of(x.record.Sandbox).Enqueue()
 	x.log.Save(0)
 	s.execs.mu.Lock()
@@ -263,7 +253,7 @@ func (s *core) keepLog(x *Execution) {
 	}
 }
 
-func (s *core) writeLog(x *Execution) {
+func (s *core) writeLog(x *Detached) {
 	log := s.log.With("id", x.record.Sandbox, "exec", x.record.ID)
 	defer func() {
 		if s.execs.ctx.Err() == nil { // else the next daemon continues with the output that is still in memory
@@ -305,7 +295,7 @@ func (s *core) writeLog(x *Execution) {
 }
 
 // mainEnded ends the sandbox of a main process that has ended.
-func (s *core) mainEnded(ctx context.Context, x *Execution) {
+func (s *core) mainEnded(ctx context.Context, x *Detached) {
 	defer close(x.main.reported)
 	<-x.main.logged
 	rec := x.Record()
@@ -317,7 +307,7 @@ func (s *core) mainEnded(ctx context.Context, x *Execution) {
 }
 
 // exitOfMain returns the exit of a main process and the reason for the sandbox's record.
-func (s *core) exitOfMain(ctx context.Context, x *Execution, rec *ExecRecord) (*api.SandboxExit, string) {
+func (s *core) exitOfMain(ctx context.Context, x *Detached, rec *ExecRecord) (*api.SandboxExit, string) {
 	exit := &api.SandboxExit{StartedAt: rec.StartedAt, EndedAt: rec.EndedAt, Usage: rec.Usage}
 	if rec.Exit == nil {
 		now, err := s.supervisor.Get(rec.Sandbox)

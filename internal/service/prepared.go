@@ -180,7 +180,7 @@ func (s *API) ExecRecordOf(ref, id string) (ExecRecord, error) {
 	if p != nil {
 		return out, nil
 	}
-	x, err := s.findExec(rec.ID, id)
+	x, err := s.Exec(rec.ID, id)
 	if err != nil {
 		return ExecRecord{}, err
 	}
@@ -202,7 +202,7 @@ func (s *API) StartPrepared(ctx context.Context, ref, id string, size api.Termin
 	}
 	s.execs.mu.Unlock()
 	if p == nil {
-		if _, err := s.findExec(rec.ID, id); err != nil {
+		if _, err := s.Exec(rec.ID, id); err != nil {
 			return ExecRecord{}, err
 		}
 	}
@@ -216,7 +216,7 @@ func (s *API) StartPrepared(ctx context.Context, ref, id string, size api.Termin
 	if size.Rows > 0 && size.Cols > 0 {
 		req.Rows, req.Cols = size.Rows, size.Cols
 	}
-	started, err := s.detach(ctx, &rec, req, detached{id: id})
+	started, err := s.detach(ctx, &rec, req, detachAs{id: id})
 	s.execs.mu.Lock()
 	defer s.execs.mu.Unlock()
 	if err == nil {
@@ -237,7 +237,7 @@ type Upcoming struct {
 	execs   *execs
 	key     upcomingKey
 	hold    *execlog.Hold
-	started chan *Execution // closed without one if there will be no start
+	started chan *Detached // closed without one if there will be no start
 }
 
 // Upcoming attaches to the next main process of a sandbox, or to a prepared exec. Close ends it.
@@ -271,7 +271,7 @@ func (e *execs) await(rec *runtime.Record, exec string) (*Upcoming, error) {
 	if len(e.upcoming[key]) >= maxUpcoming {
 		return nil, class.Mark(runtime.ErrInUse, fmt.Errorf("%d clients wait for that start, which is the most", maxUpcoming))
 	}
-	u := &Upcoming{execs: e, key: key, started: make(chan *Execution, 1)}
+	u := &Upcoming{execs: e, key: key, started: make(chan *Detached, 1)}
 	if e.upcoming == nil {
 		e.upcoming = make(map[upcomingKey][]*Upcoming)
 	}
@@ -283,7 +283,7 @@ func (e *execs) await(rec *runtime.Record, exec string) (*Upcoming, error) {
 var errNotStarted = class.Mark(class.ErrGone, errors.New("the program was not started"))
 
 // Wait returns the execution when it has started.
-func (u *Upcoming) Wait(ctx context.Context) (*Execution, error) {
+func (u *Upcoming) Wait(ctx context.Context) (*Detached, error) {
 	select {
 	case x, ok := <-u.started:
 		if !ok {
@@ -315,7 +315,7 @@ func (u *Upcoming) Close() {
 }
 
 // deliver gives an execution whose output is not taken yet to those that wait for it.
-func (e *execs) deliver(x *Execution) {
+func (e *execs) deliver(x *Detached) {
 	key := upcomingKey{x.record.Sandbox, x.record.ID}
 	if x.main != nil {
 		key.exec = api.MainExec

@@ -1,6 +1,7 @@
 package execlog
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -413,15 +414,7 @@ func (l *Log) Read(from int64, buf []byte) (Chunk, error) {
 			l.mu.Unlock()
 			return c, nil
 		}
-		i, found := slices.BinarySearchFunc(l.pieces, c.At, func(p piece, at int64) int {
-			switch {
-			case p.at < at:
-				return -1
-			case p.at > at:
-				return 1
-			}
-			return 0
-		})
+		i, found := slices.BinarySearchFunc(l.pieces, c.At, func(p piece, at int64) int { return cmp.Compare(p.at, at) })
 		if !found {
 			i--
 		}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -77,12 +78,7 @@ func (l *Log) NewReader(ctx context.Context, opts ReadOptions) (*Reader, error) 
 	if r.skip == 0 {
 		return r, nil
 	}
-	seqs := make([]int, 0, len(lines))
-	for seq := range lines {
-		seqs = append(seqs, seq)
-	}
-	slices.Sort(seqs)
-	for _, seq := range seqs {
+	for _, seq := range slices.Sorted(maps.Keys(lines)) {
 		if r.seq = seq; r.skip <= lines[seq] {
 			break
 		}
