@@ -126,8 +126,8 @@ func (s *API) start(ctx context.Context, ref string, req api.ExecRequest, r host
 	return x, nil
 }
 
-// startProgram starts the program of a valid request, for an exec of either kind, and takes over the
-// lease. Of r the caller sets how the program is connected.
+// startProgram starts the program of a valid request, for an exec of either kind, and takes over
+// the lease. Of r the caller sets how the program is connected.
 func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (_ *program, err error) {
 	defer func() {
 		if err != nil {
