@@ -163,11 +163,8 @@ func (s *Server) getAttach(w http.ResponseWriter, r *http.Request) error {
 	if q.Get("from") == "next" {
 		return s.attachNext(w, r)
 	}
-	x, err := s.as(r).Exec(r.PathValue("id"), r.PathValue("exec"))
+	x, err := s.as(r).Detached(r.PathValue("id"), r.PathValue("exec"))
 	if err != nil {
-		return err
-	}
-	if err := x.Attachable(); err != nil {
 		return err
 	}
 	var from int64
@@ -271,7 +268,7 @@ func untilHungUp(parent context.Context) (ctx context.Context, resume func()) {
 
 // watch is interact for an exec that goes on without its client.
 func (s *Server) watch(
-	ctx context.Context, c *websocket.Conn, x *service.Execution, attach func(ctx context.Context, text bool, emit func(api.ExecEvent) error) error,
+	ctx context.Context, c *websocket.Conn, x *service.Detached, attach func(ctx context.Context, text bool, emit func(api.ExecEvent) error) error,
 ) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -286,8 +283,8 @@ func (s *Server) watch(
 	var refused error // set before ctx ends
 	reader.Go(func() {
 		err := s.readFrames(input, c, x, nil)
-		if d, ok := errors.AsType[detaching](err); ok {
-			err = x.CheckLeave(string(d)) // fails: it is detached
+		if _, ok := errors.AsType[detaching](err); ok {
+			err = class.Invalidf("detach: the program does not end with its client; close the connection")
 		}
 		if errors.Is(err, class.ErrInvalid) {
 			refused = err

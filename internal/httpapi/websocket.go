@@ -173,7 +173,7 @@ type detaching string
 func (d detaching) Error() string { return "the client detaches: " + string(d) }
 
 // readFrames obeys the client's frames until the connection ends or a frame is invalid.
-func (s *Server) readFrames(ctx context.Context, c *websocket.Conn, x *service.Execution, stdin []byte) error {
+func (s *Server) readFrames(ctx context.Context, c *websocket.Conn, x service.Exec, stdin []byte) error {
 	write := func(p []byte, end bool) {
 		// A program that has closed its stdin is no reason to end: it may have more to say.
 		if err := x.Input(ctx, bytes.NewReader(p), end); err != nil {

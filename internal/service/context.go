@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/execlog"
 	"github.com/sandboxd/sandboxd/interpreter"
 	"github.com/sandboxd/sandboxd/interpreter/resident"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -35,10 +35,6 @@ const (
 	helloTimeout = 60 * time.Second
 	// interruptGrace is the time in which an interrupted run may end.
 	interruptGrace = 5 * time.Second
-
-	// Places in the second file of an exec's log: see [execLog].
-	contextAt = 3 << 20 // contextRecord
-	placeAt   = 4 << 20 // place
 )
 
 // contexts is the registry of the contexts of all sandboxes.
@@ -58,8 +54,8 @@ type codeContext struct {
 	mu      sync.Mutex
 	queued  int
 	deleted bool
-	x       *Execution // process; nil until the first has started
-	hold    *hold      // of its output
+	x       *Detached     // process; nil until the first has started
+	hold    *execlog.Hold // of its output
 	kernel  resident.Kernel
 	split   resident.Splitter // of its output; only with the turn
 	from    int64             // offset behind the output that was split; only with the turn
@@ -107,41 +103,26 @@ type contextRun struct {
 
 // writePlace needs mu.
 func (c *codeContext) writePlace() {
-	data, err := binary.Append(nil, binary.NativeEndian, &c.place)
-	if err == nil {
-		_, err = c.x.log.state.WriteAt(data, placeAt)
-	}
-	if err != nil && !c.deleted {
+	if err := c.x.log.WritePlace(&c.place); err != nil && !c.deleted {
 		c.s.log.Warn("the state of a context is not kept for the next daemon", "id", c.Sandbox, "context", c.ID, "error", err)
 	}
 }
 
-// readPlace reads the place that the last daemon left.
-func (l *execLog) readPlace() (p place, err error) {
-	data := make([]byte, binary.Size(p))
-	if _, err := l.state.ReadAt(data, placeAt); err != nil {
-		return p, fmt.Errorf("read the context's state: %w", err)
-	}
-	_, err = binary.Decode(data, binary.NativeEndian, &p)
-	return p, err
-}
-
 // attach makes a program that has started the process of the context. It is called before output
 // is collected, so that nothing is dropped.
-func (c *codeContext) attach(x *Execution) error {
+func (c *codeContext) attach(x *Detached) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.deleted {
 		return c.missing()
 	}
-	if err := x.log.note(contextAt, c.contextRecord); err != nil {
+	if err := x.log.Write(execlog.Context, c.contextRecord); err != nil {
 		return err
 	}
-	c.x, c.hold = x, &hold{}
+	c.x, c.hold = x, x.log.Hold(0)
 	c.split, c.from = c.kernel.NewSplitter(), 0
 	c.place = place{Run: c.place.Run, Used: c.place.Used}
 	c.writePlace()
-	x.log.hold(c.hold)
 	return nil
 }
 
@@ -150,7 +131,7 @@ func (c *codeContext) missing() error {
 }
 
 // process returns the current process.
-func (c *codeContext) process() *Execution {
+func (c *codeContext) process() *Detached {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.x
@@ -284,7 +265,7 @@ func (c *codeContext) open(ctx context.Context, rec *runtime.Record) error {
 	if x == nil || x.ended() {
 		return c.start(ctx, rec)
 	}
-	if err := x.log.note(contextAt, c.contextRecord); err != nil {
+	if err := x.log.Write(execlog.Context, c.contextRecord); err != nil {
 		return err
 	}
 	c.setReady()
@@ -385,7 +366,7 @@ func (c *codeContext) startProcess(ctx context.Context, rec *runtime.Record) err
 	if c.Request.Memory > 0 {
 		req.Rlimits = map[string]uint64{"as": uint64(c.Request.Memory)}
 	}
-	if _, err := c.s.detach(ctx, rec, req, detached{context: c}); err != nil {
+	if _, err := c.s.detach(ctx, rec, req, detachAs{context: c}); err != nil {
 		if errors.Is(class.Marked(err), class.ErrProgramMissing) {
 			return noLanguage(rec, interpreter.Find(k.Language), []string{k.Program})
 		}
@@ -425,7 +406,7 @@ func (c *codeContext) end(ctx context.Context) {
 	if x == nil {
 		return
 	}
-	x.log.freeHolds() // or the collector waits for a reader
+	x.log.ReleaseHolds() // or the collector waits for a reader
 	if !x.ended() {
 		_ = x.guest.Kill() // fails if init is lost, which ends the sandbox
 	}
@@ -636,24 +617,24 @@ func (c *codeContext) take(ctx context.Context) error {
 func (c *codeContext) release() { <-c.turn }
 
 // ofContext reports whether an adopted exec is the process of a context.
-func ofContext(l *execLog) bool {
+func ofContext(l *execlog.Log) bool {
 	var rec contextRecord
-	ok, err := noted(l.state, contextAt, &rec)
+	ok, err := l.Document(execlog.Context, &rec)
 	return ok && err == nil
 }
 
 // adoptContext makes an adopted exec the process of a context, if it is one. It is called before
 // output is collected.
-func (s *core) adoptContext(x *Execution) error {
+func (s *core) adoptContext(x *Detached) error {
 	var rec contextRecord
-	if ok, err := noted(x.log.state, contextAt, &rec); err != nil || !ok {
+	if ok, err := x.log.Document(execlog.Context, &rec); err != nil || !ok {
 		return err
 	}
-	p, err := x.log.readPlace()
-	switch {
+	var p place
+	switch err := x.log.ReadPlace(&p); {
 	case err != nil:
 		return err
-	case rec.Sandbox != x.record.Sandbox || p.At < 0 || p.At > x.log.end() || p.Count > math.MaxInt32:
+	case rec.Sandbox != x.record.Sandbox || p.At < 0 || p.At > x.log.End() || p.Count > math.MaxInt32:
 		return errors.New("the state of its context is damaged")
 	case !p.Ready: // the daemon ended before it had answered the creation
 		return errUnfinished
@@ -663,7 +644,7 @@ func (s *core) adoptContext(x *Execution) error {
 	if !ok {
 		return fmt.Errorf("language %q has no contexts", rec.Request.Language)
 	}
-	c.x, c.place, c.hold = x, p, &hold{at: p.At}
+	c.x, c.place, c.hold = x, p, x.log.Hold(p.At)
 	c.kernel, c.split, c.from = k, k.NewSplitter(), p.At
 	s.contexts.mu.Lock()
 	defer s.contexts.mu.Unlock()
@@ -675,17 +656,14 @@ func (s *core) adoptContext(x *Execution) error {
 		s.execs.spawn(func() { s.endReplaced(other.x) })
 	}
 	s.contexts.set(c)
-	if x.guest != nil {
-		x.log.hold(c.hold)
-	}
 	return nil
 }
 
 var errUnfinished = errors.New("it is a context that was not ready, or was being restarted, or a spare one")
 
 // endReplaced ends a process that is no context's any more.
-func (s *core) endReplaced(x *Execution) {
-	x.log.freeHolds()
+func (s *core) endReplaced(x *Detached) {
+	x.log.ReleaseHolds()
 	if !x.ended() && x.guest != nil {
 		_ = x.guest.Kill() // fails if init is lost, which ends the sandbox
 	}

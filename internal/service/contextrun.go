@@ -118,32 +118,32 @@ func (c *codeContext) read(ctx context.Context, pace func(), handle func(residen
 		if ctx.Err() != nil { // also while the kernel floods
 			return string(tail), context.Cause(ctx)
 		}
-		ch, err := x.log.read(c.from, buf)
+		ch, err := x.log.Read(c.from, buf)
 		switch {
 		case errors.Is(err, os.ErrClosed):
 			return string(tail), c.missing()
 		case err != nil:
 			return string(tail), err
-		case ch.at > c.from:
+		case ch.At > c.from:
 			return string(tail), fmt.Errorf("%w: output is lost", resident.ErrProtocol)
-		case ch.over:
+		case ch.Over:
 			return string(tail), errDied
 		}
-		if ch.stream == "stderr" && (run == 0 || !c.kernel.SharesStderr()) {
-			if tail = append(tail, ch.data...); len(tail) > maxFailure {
+		if ch.Stream == "stderr" && (run == 0 || !c.kernel.SharesStderr()) {
+			if tail = append(tail, ch.Data...); len(tail) > maxFailure {
 				tail = tail[:copy(tail, tail[len(tail)-maxFailure:])]
 			}
 		}
-		c.split.Write(ch.stream, ch.at, ch.data)
-		c.from += int64(len(ch.data))
-		if len(ch.data) > 0 && pace != nil {
+		c.split.Write(ch.Stream, ch.At, ch.Data)
+		c.from += int64(len(ch.Data))
+		if len(ch.Data) > 0 && pace != nil {
 			pace()
 		}
-		if len(ch.data) > 0 || ch.more == nil {
+		if len(ch.Data) > 0 || ch.More == nil {
 			continue
 		}
 		select {
-		case <-ch.more:
+		case <-ch.More:
 		case <-ctx.Done():
 			return string(tail), context.Cause(ctx)
 		}
@@ -152,7 +152,7 @@ func (c *codeContext) read(ctx context.Context, pace func(), handle func(residen
 
 // advance notes that all frames before an offset are read; with done the last of the run too, for
 // which no later daemon waits.
-func (c *codeContext) advance(x *Execution, at int64, done bool) {
+func (c *codeContext) advance(x *Detached, at int64, done bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if at == c.place.At || c.x != x {
@@ -161,7 +161,7 @@ func (c *codeContext) advance(x *Execution, at int64, done bool) {
 	c.place.At = at
 	c.place.Busy = c.place.Busy && !done
 	c.writePlace()
-	x.log.taken(c.hold, at) // after that: the next daemon reads from the place on
+	c.hold.Taken(at) // after that: the next daemon reads from the place on
 }
 
 // begin notes that a run is under way. It needs mu.
@@ -314,7 +314,7 @@ func (c *codeContext) recover(ctx context.Context, run *contextRun, err error, s
 }
 
 // endOf says how a process has ended.
-func endOf(x *Execution, said string) string {
+func endOf(x *Detached, said string) string {
 	rec := x.Record()
 	text := "it is not known how"
 	switch {

@@ -43,6 +43,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/events"
+	"github.com/sandboxd/sandboxd/internal/service/mainlog"
 	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/internal/service/pool"
 	"github.com/sandboxd/sandboxd/internal/service/share"
@@ -216,7 +217,7 @@ type core struct {
 	checks     sync.Map // semaphores of one by tenant: large checks of code
 	restarts   restarts
 	finals     finals
-	logs       *mainLogs
+	logs       *mainlog.Store
 	pools      *pool.Pools
 	networks   *network.Networks
 	events     *events.Log
@@ -288,8 +289,9 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		return nil, errors.Join(fmt.Errorf("start service: %w", err), s.events.Close())
 	}
 	s.pools.Use(s.supervisor)
-	s.logs = newMainLogs(opts.DataDir, max(minLogSize, cmp.Or(opts.LogSize, defaultLogSize)), cmp.Or(opts.LogFiles, defaultLogFiles), cmp.Or(opts.LogLimit, defaultLogLimit))
-	s.logs.log, s.logs.tenant = s.log, s.tenantOf
+	s.logs = mainlog.NewStore(mainlog.Options{
+		Dir: filepath.Join(opts.DataDir, "logs"), FileSize: opts.LogSize, Files: opts.LogFiles, Limit: opts.LogLimit, Log: s.log, Tenant: s.tenantOf,
+	})
 	s.sweepLogs()
 	s.execs = newExecs(context.WithoutCancel(ctx))
 	s.adoptExecs(ctx)

@@ -63,7 +63,7 @@ func (s *core) publishPorts(rec *runtime.Record) {
 }
 
 // publishExecStarted records the start of an exec.
-func (s *core) publishExecStarted(x *Execution, rec *runtime.Record) {
+func (s *core) publishExecStarted(x *program, rec *runtime.Record) {
 	if !rec.Ephemeral {
 		s.events.Publish(rec.Tenant, x.event(api.ActionStarted))
 	}
@@ -71,7 +71,7 @@ func (s *core) publishExecStarted(x *Execution, rec *runtime.Record) {
 
 // publishExecEnded records the end of an exec: how it ended, nil if that is unknown, or why it is
 // unknown.
-func (s *core) publishExecEnded(x *Execution, exit *api.Exit, why string) {
+func (s *core) publishExecEnded(x *program, exit *api.Exit, why string) {
 	e := x.event(api.ActionEnded)
 	e.Reason = why
 	if exit != nil {
@@ -99,8 +99,8 @@ func (s *core) publishExecEnded(x *Execution, exit *api.Exit, why string) {
 	}
 }
 
-func (x *Execution) event(action api.EventAction) api.Event {
-	e := api.Event{Type: api.EventExec, Action: action, Object: x.record.ID, Sandbox: x.record.Sandbox, Main: x.main != nil}
+func (x *program) event(action api.EventAction) api.Event {
+	e := api.Event{Type: api.EventExec, Action: action, Object: x.record.ID, Sandbox: x.record.Sandbox, Main: x.record.Main}
 	if len(x.record.Argv) > 0 {
 		e.Program = class.Clip(x.record.Argv[0])
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"time"
@@ -19,9 +20,19 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Execution is a program that has started. Stream, ExecBuffered and the like end it; otherwise
-// Close does. A detached one belongs to the [execs] that list it.
-type Execution struct {
+// Exec is an exec of either kind, an [Execution] or a [Detached], which have these methods.
+type Exec interface {
+	ID() string
+	Record() ExecRecord
+	Signal(req api.ExecSignal) error
+	Resize(rows, cols uint16) error
+	Input(ctx context.Context, r io.Reader, end bool) error
+	common() *program
+	over() <-chan struct{}
+}
+
+// program is the part that execs of both kinds share.
+type program struct {
 	PID int // inside the sandbox
 
 	s     *core
@@ -30,25 +41,22 @@ type Execution struct {
 	guest *host.Exec     // nil of an adopted one that has ended
 	oom   *oomWatch
 	stdin sync.WaitGroup
-	close sync.Once
-
-	givesStdin bool      // the client gets the end of stdin
-	published  sync.Once // of the event of its end, where there is no log
-
-	main  *mainProcess  // nil unless it is one
-	log   *execLog      // nil unless it is detached
-	kept  int64         // bytes of memory that it may take
 	input chan struct{} // semaphore of one that serializes writes to stdin
 	done  chan struct{} // closed when it has ended and its record says how
 
-	keeping  sync.Mutex // held while descriptors are stored; before mu
-	disposed bool       // its descriptors are closed, and not stored any more; guarded by keeping
-	noStdin  bool       // stdin was closed, and is not to be kept for the next daemon
-
 	mu     sync.Mutex
-	record ExecRecord // but for what log counts; of its fields only those change that say how it ended
-	wrote  [2]int64   // of stdout and stderr, where there is no log
-	expiry *time.Timer
+	record ExecRecord // without counts of output; of its fields only those change that say how it ended
+}
+
+// Execution is an exec that ends with its client. Stream, ExecBuffered and the like end it;
+// otherwise Close does.
+type Execution struct {
+	*program
+
+	close      sync.Once
+	givesStdin bool      // the client gets the end of stdin
+	published  sync.Once // of the event of its end
+	wrote      [2]int64  // bytes of stdout and stderr; guarded by mu
 }
 
 // StartExec starts a program in the sandbox with this id or name and gives it the request's stdin,
@@ -108,22 +116,19 @@ func (s *API) start(ctx context.Context, ref string, req api.ExecRequest, r host
 	if err != nil {
 		return nil, err
 	}
-	return s.launch(ctx, lease, req, r)
-}
-
-// launch starts the program of a valid request, lists it and takes over the lease. Of r the caller
-// sets how the program is connected.
-func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (*Execution, error) {
-	x, err := s.startProgram(ctx, lease, req, r)
-	if err == nil && !req.Detach {
-		s.execs.register(x)
-		s.publishExecStarted(x, &lease.Record)
+	p, err := s.startProgram(ctx, lease, req, r)
+	if err != nil {
+		return nil, err
 	}
-	return x, err
+	x := &Execution{program: p}
+	s.execs.register(x)
+	s.publishExecStarted(p, &lease.Record)
+	return x, nil
 }
 
-// startProgram is launch without the list.
-func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (_ *Execution, err error) {
+// startProgram starts the program of a valid request, for an exec of either kind, and takes over
+// the lease. Of r the caller sets how the program is connected.
+func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (_ *program, err error) {
 	defer func() {
 		if err != nil {
 			lease.End()
@@ -178,7 +183,7 @@ func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.E
 		return nil, s.gone(ctx, lease, userError(rec, spec, execError(req.Argv[0], r.Cwd, err)))
 	}
 	oom.wait()
-	x := &Execution{PID: ge.PID, s: s, req: req, lease: lease, guest: ge, oom: oom, input: make(chan struct{}, 1), done: make(chan struct{})}
+	x := &program{PID: ge.PID, s: s, req: req, lease: lease, guest: ge, oom: oom, input: make(chan struct{}, 1), done: make(chan struct{})}
 	x.record.Exec = api.Exec{
 		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: cmp.Or(req.User, rec.User), Cwd: r.Cwd, TTY: req.TTY,
 		Detached: req.Detach, StdinOpen: req.StdinOpen, Annotations: req.Annotations, PID: ge.PID, State: api.ExecRunning, StartedAt: time.Now().UTC(),
@@ -187,7 +192,45 @@ func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.E
 }
 
 // ID returns the exec's id.
-func (x *Execution) ID() string { return x.record.ID }
+func (x *program) ID() string { return x.record.ID }
+
+func (x *program) common() *program { return x }
+
+func (x *program) ended() bool { return closed(x.done) }
+
+// over returns a channel that is closed when the program has ended, and all that follows from that
+// is done.
+func (x *program) over() <-chan struct{} { return x.done }
+
+// closed reports whether a channel on which nothing is sent is closed.
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// Record returns the record of the execution at this moment.
+func (x *Execution) Record() ExecRecord {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	rec := x.record
+	rec.StdoutBytes, rec.StderrBytes = x.wrote[0], x.wrote[1]
+	return rec
+}
+
+// count counts output.
+func (x *Execution) count(stream string, n int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if stream == "stderr" {
+		x.wrote[1] += int64(n)
+	} else {
+		x.wrote[0] += int64(n)
+	}
+}
 
 // Close kills the rest of the execution's program and returns when none of its goroutines runs.
 func (x *Execution) Close() {
@@ -195,7 +238,7 @@ func (x *Execution) Close() {
 		_ = x.guest.Close() // always nil
 		x.stdin.Wait()
 		x.s.execs.unregister(x)
-		x.published.Do(func() { x.s.publishExecEnded(x, nil, "its request ended before it") })
+		x.published.Do(func() { x.s.publishExecEnded(x.program, nil, "its request ended before it") })
 		x.lease.End()
 		close(x.done)
 	})
@@ -203,7 +246,7 @@ func (x *Execution) Close() {
 
 // Signal sends a signal, by its name with or without SIG. Signalling an exec that has ended is no
 // error.
-func (x *Execution) Signal(req api.ExecSignal) error {
+func (x *program) Signal(req api.ExecSignal) error {
 	full := strings.ToUpper(req.Signal)
 	if !strings.HasPrefix(full, "SIG") {
 		full = "SIG" + full
@@ -230,7 +273,7 @@ func (x *Execution) Signal(req api.ExecSignal) error {
 }
 
 // Resize sets the size of the program's terminal.
-func (x *Execution) Resize(rows, cols uint16) error {
+func (x *program) Resize(rows, cols uint16) error {
 	if !x.req.TTY {
 		return class.Invalidf("resize: the program has no terminal")
 	}
@@ -242,7 +285,7 @@ func (x *Execution) Resize(rows, cols uint16) error {
 
 // CloseStdin gives the program end of file. On a terminal that is the character which a person
 // would type.
-func (x *Execution) CloseStdin() error {
+func (x *program) CloseStdin() error {
 	if x.req.TTY {
 		_, err := x.guest.Write([]byte{eot})
 		return err
@@ -302,7 +345,7 @@ func (x *Execution) end(ctx context.Context, wait func(context.Context) (host.Ex
 	}
 	e := exitOf(exit, x.oom.struck(ctx))
 	// Here, so that the event is there when the client reads the exit.
-	x.published.Do(func() { x.s.publishExecEnded(x, &e, "") })
+	x.published.Do(func() { x.s.publishExecEnded(x.program, &e, "") })
 	return e, usageOf(exit), nil
 }
 

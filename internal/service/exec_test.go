@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -165,4 +166,20 @@ func FuzzRequests(f *testing.F) {
 			_ = validateCreate(&c)
 		}
 	})
+}
+
+// Wherever a text is cut, only the beginning of a character is held back.
+func TestSplitTail(t *testing.T) {
+	const text = "aé€😀z\u0800\U0010ffff"
+	for i := range len(text) + 1 {
+		n := splitTail([]byte(text[:i]))
+		if whole := text[:i-n]; n > 3 || !utf8.ValidString(whole) {
+			t.Errorf("%q: %d", text[:i], n)
+		}
+	}
+	for s, want := range map[string]int{"": 0, "\xff": 0, "a\x80": 0, "\x80\x80\x80\x80": 0, "\xc3": 1, "\xe2\x82": 2, "\xf0\x9f\x98": 3, "\xc3(": 0, "\xed\xa0": 0} {
+		if got := splitTail([]byte(s)); got != want {
+			t.Errorf("%q: %d, want %d", s, got, want)
+		}
+	}
 }

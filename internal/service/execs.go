@@ -24,6 +24,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/memfd"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/execlog"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -35,9 +36,6 @@ const (
 	maxFinished   = 32        // of one sandbox are kept
 	keepFinished  = time.Hour // and no longer
 )
-
-// errHanded ends a collector: the exec goes on for the next daemon.
-var errHanded = errors.New("the daemon is stopping, and leaves the exec to the next one")
 
 // execs is the registry of the execs of all sandboxes: running ones and, of the detached ones,
 // those that ended recently.
@@ -51,14 +49,14 @@ type execs struct {
 
 	mu     sync.Mutex
 	closed bool
-	count  int                              // of detached ones
-	counts map[string]int                   // the same by the sandbox's id, without those that have none
-	kept   int64                            // the sum of their kept
-	keptOf map[string]int64                 // the same by the sandbox's id
-	of     map[string]map[string]*Execution // by the sandbox's id and the exec's
-	mains  map[string]mainOf                // by the sandbox's id
-	starts map[string]int                   // under way, by the sandbox's id
-	begun  chan struct{}                    // closed and replaced when one of them has ended
+	count  int                        // of detached ones
+	counts map[string]int             // the same by the sandbox's id, without those that have none
+	kept   int64                      // the sum of their kept
+	keptOf map[string]int64           // the same by the sandbox's id
+	of     map[string]map[string]Exec // by the sandbox's id and the exec's
+	mains  map[string]mainOf          // by the sandbox's id
+	starts map[string]int             // under way, by the sandbox's id
+	begun  chan struct{}              // closed and replaced when one of them has ended
 
 	// checked has the sandboxes whose health is checked, and channels that are closed when they
 	// cease to run.
@@ -69,7 +67,7 @@ type execs struct {
 }
 
 func newExecs(ctx context.Context) *execs {
-	e := &execs{adopting: make(chan struct{}, 1), of: make(map[string]map[string]*Execution), counts: make(map[string]int), keptOf: make(map[string]int64), mains: make(map[string]mainOf), checked: make(map[string]<-chan struct{})}
+	e := &execs{adopting: make(chan struct{}, 1), of: make(map[string]map[string]Exec), counts: make(map[string]int), keptOf: make(map[string]int64), mains: make(map[string]mainOf), checked: make(map[string]<-chan struct{})}
 	e.starts, e.begun = make(map[string]int), make(chan struct{})
 	e.ctx, e.cancel = context.WithCancelCause(ctx)
 	return e
@@ -78,15 +76,16 @@ func newExecs(ctx context.Context) *execs {
 func newExecID() string { return strings.ToLower(rand.Text()[:12]) }
 
 // register lists an exec.
-func (e *execs) register(x *Execution) {
+func (e *execs) register(x Exec) {
+	rec := &x.common().record
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	of := e.of[x.record.Sandbox]
+	of := e.of[rec.Sandbox]
 	if of == nil {
-		of = make(map[string]*Execution)
-		e.of[x.record.Sandbox] = of
+		of = make(map[string]Exec)
+		e.of[rec.Sandbox] = of
 	}
-	of[x.record.ID] = x
+	of[rec.ID] = x
 }
 
 // starting notes that an exec of a sandbox is being started. The caller calls ended when it is
@@ -112,7 +111,7 @@ func (e *execs) byMain(ctx context.Context, sandbox string, pid int) string {
 	for {
 		e.mu.Lock()
 		for id, x := range e.of[sandbox] {
-			if x.PID == pid && !x.ended() {
+			if p := x.common(); p.PID == pid && !p.ended() {
 				e.mu.Unlock()
 				return id
 			}
@@ -130,30 +129,31 @@ func (e *execs) byMain(ctx context.Context, sandbox string, pid int) string {
 	}
 }
 
-func (e *execs) has(x *Execution) bool {
+func (e *execs) has(x *Detached) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.of[x.record.Sandbox][x.record.ID] == x
 }
 
 // unregister removes an exec from the list. It reports whether it was listed.
-func (e *execs) unregister(x *Execution) bool {
+func (e *execs) unregister(x Exec) bool {
+	rec := &x.common().record
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	of := e.of[x.record.Sandbox]
-	if of[x.record.ID] != x {
+	of := e.of[rec.Sandbox]
+	if of[rec.ID] != x {
 		return false
 	}
-	delete(of, x.record.ID)
+	delete(of, rec.ID)
 	if len(of) == 0 {
-		delete(e.of, x.record.Sandbox)
+		delete(e.of, rec.Sandbox)
 	}
-	if x.log != nil {
-		e.add(x.record.Sandbox, -1, -x.kept)
-	}
-	if m := e.mains[x.record.Sandbox]; m.x == x {
-		m.x = nil
-		e.mains[x.record.Sandbox] = m
+	if x, ok := x.(*Detached); ok {
+		e.add(rec.Sandbox, -1, -x.kept)
+		if m := e.mains[rec.Sandbox]; m.x == x {
+			m.x = nil
+			e.mains[rec.Sandbox] = m
+		}
 	}
 	return true
 }
@@ -169,10 +169,11 @@ type quota struct {
 // execsQuota returns the quota of a tenant: all of the room for the daemon's own, and else its
 // part.
 func (s *core) execsQuota(tenant string) quota {
-	if tenant == "" {
-		return quota{own: s.supervisor.IDs(tenant), parts: 1}
+	q := quota{own: s.supervisor.IDs(tenant), parts: 1}
+	if tenant != "" {
+		q.parts = runtime.TenantParts
 	}
-	return quota{own: s.supervisor.IDs(tenant), parts: runtime.TenantParts}
+	return q
 }
 
 // use returns the number of a tenant's detached execs besides the first of each sandbox, and their
@@ -187,18 +188,19 @@ func (e *execs) use(q quota) (n int, kept int64) {
 
 // reserve counts a detached exec, which register or release follows, and returns finished ones that
 // must make room for it.
-func (e *execs) reserve(sandbox string, size int64, q quota) (room []*Execution, err error) {
+func (e *execs) reserve(sandbox string, size int64, q quota) (room []*Detached, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
 		return nil, class.ErrStopping
 	}
 	running, mine := 0, 0
-	var finished []*Execution
+	var finished []*Detached
 	for id, of := range e.of {
 		for _, x := range of {
+			x, ok := x.(*Detached)
 			switch {
-			case x.log == nil:
+			case !ok:
 			case q.own != nil && !q.own[id]:
 			case x.ended() && x.main.isReported():
 				finished = append(finished, x)
@@ -210,7 +212,7 @@ func (e *execs) reserve(sandbox string, size int64, q quota) (room []*Execution,
 			}
 		}
 	}
-	slices.SortFunc(finished, byStart)
+	slices.SortFunc(finished, func(a, b *Detached) int { return byStart(a, b) })
 	// As it will be without room.
 	count, counts, kept := e.count, maps.Clone(e.counts), e.kept
 	ownCount, ownKept := e.use(q)
@@ -283,32 +285,36 @@ func (e *execs) stop() {
 	e.mu.Lock()
 	e.closed = true
 	e.mu.Unlock()
-	e.cancel(errHanded)
+	e.cancel(execlog.ErrHanded)
 	e.work.Wait()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, of := range e.of {
 		for _, x := range of {
-			x.dispose()
+			if x, ok := x.(*Detached); ok {
+				x.dispose()
+			}
 		}
 	}
 	e.of = nil
 }
 
-func byStart(a, b *Execution) int {
-	return cmp.Or(a.record.StartedAt.Compare(b.record.StartedAt), cmp.Compare(a.record.ID, b.record.ID))
+func byStart(a, b Exec) int {
+	x, y := a.common(), b.common()
+	return cmp.Or(x.record.StartedAt.Compare(y.record.StartedAt), cmp.Compare(x.record.ID, y.record.ID))
 }
 
-// findExec returns an exec of the sandbox with this id or name.
-func (s *API) findExec(ref, id string) (*Execution, error) {
+// Exec returns one exec of the sandbox with this id or name, for its record or to work with it. The
+// caller does not close it.
+func (s *API) Exec(ref, id string) (Exec, error) {
 	rec, err := s.lookup(ref)
 	if err != nil {
 		return nil, err
 	}
 	s.execs.mu.Lock()
 	x := s.execs.of[rec.ID][id]
-	if id == api.MainExec {
-		x = s.execs.mains[rec.ID].x
+	if m := s.execs.mains[rec.ID].x; id == api.MainExec && m != nil {
+		x = m
 	}
 	s.execs.mu.Unlock()
 	if x == nil {
@@ -333,39 +339,42 @@ func (s *API) Execs(ref string) ([]ExecRecord, error) {
 	return list, nil
 }
 
-// Exec returns one exec, for its record or to work with it. The caller does not close it.
-func (s *API) Exec(ref, id string) (*Execution, error) { return s.findExec(ref, id) }
+// Detached returns a detached exec of the sandbox with this id or name. Of another kind, the error
+// is of the class ErrState.
+func (s *API) Detached(ref, id string) (*Detached, error) {
+	x, err := s.Exec(ref, id)
+	if err != nil {
+		return nil, err
+	}
+	d, ok := x.(*Detached)
+	if !ok {
+		return nil, class.Mark(runtime.ErrState, fmt.Errorf("attach to exec %s: it is not detached, its output goes to the client that started it", x.ID()))
+	}
+	return d, nil
+}
 
-// Record returns the record of the execution at this moment.
-func (x *Execution) Record() ExecRecord {
+// Detached is an exec that goes on without a client. It belongs to the [execs] that list it.
+type Detached struct {
+	*program
+
+	main *mainProcess // nil unless it is one
+	log  *execlog.Log
+	kept int64 // bytes of memory that it may take
+
+	keeping  sync.Mutex // held while descriptors are stored; before mu
+	disposed bool       // its descriptors are closed, and not stored any more; guarded by keeping
+	noStdin  bool       // stdin was closed, and is not to be kept for the next daemon
+
+	expiry *time.Timer // guarded by mu
+}
+
+// Record returns the record of the exec at this moment.
+func (x *Detached) Record() ExecRecord {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	rec := x.record
-	rec.StdoutBytes, rec.StderrBytes = x.wrote[0], x.wrote[1]
-	if x.log != nil {
-		rec.StdoutBytes, rec.StderrBytes, rec.Dropped = x.log.counts()
-	}
+	rec.StdoutBytes, rec.StderrBytes, rec.Dropped = x.log.Counts()
 	return rec
-}
-
-// count counts the output of a program without a log.
-func (x *Execution) count(stream string, n int) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if stream == "stderr" {
-		x.wrote[1] += int64(n)
-	} else {
-		x.wrote[0] += int64(n)
-	}
-}
-
-func (x *Execution) ended() bool {
-	select {
-	case <-x.done:
-		return true
-	default:
-		return false
-	}
 }
 
 // shortened returns the part of an argument list that a record keeps.
@@ -478,45 +487,36 @@ func (s *API) StartDetached(ctx context.Context, ref string, req api.ExecRequest
 	if err != nil {
 		return ExecRecord{}, err
 	}
-	return s.detach(ctx, &rec, req, detached{})
+	return s.detach(ctx, &rec, req, detachAs{})
 }
 
-// detached says which exec [core.detach] starts; zero means one of a client.
-type detached struct {
+// detachAs says which exec [core.detach] starts; zero means one of a client.
+type detachAs struct {
 	id      string       // of a prepared exec
 	main    *mainProcess // of its sandbox
 	context *codeContext // whose process it is
 }
 
 // detach is StartDetached, also of other execs.
-func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequest, as detached) (_ ExecRecord, err error) {
+func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequest, as detachAs) (_ ExecRecord, err error) {
 	if err := s.adoption(ctx); err != nil {
 		return ExecRecord{}, err
 	}
 	limit := cmp.Or(req.OutputLimit, defaultOutputLimit)
 	size := limit + int64(len(req.Stdin)) // which is in memory for as long as the program has it open
-	room, err := s.execs.reserve(rec.ID, size, s.execsQuota(rec.Tenant))
+	log, undo, err := s.newLog(ctx, rec, limit, size, req.TTY)
 	if err != nil {
 		return ExecRecord{}, err
 	}
-	for _, x := range room {
-		s.forget(ctx, x)
-	}
-	entered := false
 	defer func() {
-		if !entered {
-			s.execs.release(rec.ID, size)
+		if undo != nil {
+			undo()
 		}
 	}()
-	log, err := newExecLog(limit, req.TTY)
-	if err != nil {
-		return ExecRecord{}, err
-	}
 	r := host.ExecRequest{Keep: true, NoStdin: !req.StdinOpen && len(req.Stdin) == 0 && !req.TTY}
 	if !req.StdinOpen && !req.TTY && len(req.Stdin) > 0 {
 		// A file rather than a pipe: it needs no writer after the end of this daemon.
 		if r.StdinFile, err = stdinFile(req.Stdin); err != nil {
-			log.close()
 			return ExecRecord{}, err
 		}
 		defer r.StdinFile.Close() // only written
@@ -527,16 +527,14 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	}
 	lease, err := begin(rec.ID)
 	if err != nil {
-		log.close()
 		return ExecRecord{}, err
 	}
 	defer s.execs.starting(rec.ID)()
-	x, err := s.launch(ctx, lease, req, r)
+	p, err := s.startProgram(ctx, lease, req, r)
 	if err != nil {
-		log.close()
 		return ExecRecord{}, err
 	}
-	x.log, x.kept, x.main = log, size, as.main
+	x := &Detached{program: p, log: log, kept: size, main: as.main}
 	x.record.Main = as.main != nil
 	x.record.ID = cmp.Or(as.id, x.record.ID)
 	if as.context != nil {
@@ -549,12 +547,7 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 		err = x.storeDescriptors(ctx)
 	}
 	if err != nil {
-		// No client knows of the exec. Closing the connection alone kills nothing of which the launcher
-		// has a copy.
-		_ = x.guest.Kill()
-		_ = x.guest.Close()       // always nil
-		s.dropDescriptors(ctx, x) // they may be stored, and the answer lost
-		log.close()
+		x.abandon(ctx) // no client knows of the exec
 		x.lease.End()
 		return ExecRecord{}, err
 	}
@@ -567,14 +560,42 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	}
 	x.req.Stdin = nil
 	s.execs.register(x)
-	s.publishExecStarted(x, rec)
-	entered = true
+	s.publishExecStarted(p, rec)
+	undo = nil
 	s.execs.deliver(x)
 	if !s.follow(x) {
 		close(x.done)
 		return ExecRecord{}, class.ErrStopping // and the next daemon has it
 	}
 	return x.Record(), nil
+}
+
+// newLog makes room for a detached exec of this size, and its log. The caller lists the exec, or
+// calls undo.
+func (s *core) newLog(ctx context.Context, rec *runtime.Record, limit, size int64, tty bool) (log *execlog.Log, undo func(), err error) {
+	room, err := s.execs.reserve(rec.ID, size, s.execsQuota(rec.Tenant))
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, x := range room {
+		s.forget(ctx, x)
+	}
+	if log, err = execlog.New(limit, tty); err != nil {
+		s.execs.release(rec.ID, size)
+		return nil, nil, err
+	}
+	return log, func() {
+		log.Close()
+		s.execs.release(rec.ID, size)
+	}, nil
+}
+
+// abandon kills an exec that is not listed. Closing the connection alone kills nothing of which the
+// launcher has a copy.
+func (x *Detached) abandon(ctx context.Context) {
+	_ = x.guest.Kill()
+	_ = x.guest.Close()                                     // always nil
+	x.s.dropDescriptors(ctx, x.record.Sandbox, x.record.ID) // they may be stored, and the answer lost
 }
 
 // stdinFile holds the whole stdin of a program, which reads it and can do nothing else with it.
@@ -589,10 +610,7 @@ func stdinFile(data []byte) (_ *os.File, err error) {
 			_ = f.Close() // of no use
 		}
 	}()
-	if _, err := f.Write(data); err != nil {
-		return nil, fmt.Errorf("write stdin: %w", err)
-	}
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
+	if _, err := f.WriteAt(data, 0); err != nil { // its offset is the program's, and stays 0
 		return nil, fmt.Errorf("write stdin: %w", err)
 	}
 	if err := f.Chmod(0o444); err != nil { // to be opened again as /dev/stdin
@@ -605,7 +623,7 @@ func stdinFile(data []byte) (_ *os.File, err error) {
 }
 
 // saveRecord writes the state of a running exec for the next daemon.
-func (x *Execution) saveRecord() error {
+func (x *Detached) saveRecord() error {
 	rest := left{Record: x.record, Request: x.req, Init: x.lease.Record.PID, Kept: x.kept, Main: x.main != nil}
 	rest.Request.Argv, rest.Request.Env, rest.Request.Stdin = nil, nil, nil
 	if x.main != nil {
@@ -614,12 +632,12 @@ func (x *Execution) saveRecord() error {
 	if x.oom.done != nil && x.oom.err == nil {
 		rest.OOM = &x.oom.before
 	}
-	return x.log.note(recordAt, rest)
+	return x.log.Write(execlog.Record, rest)
 }
 
 // storeDescriptors stores the descriptors that another daemon needs: always state and output; of a
 // running exec also the connection, and stdout, stderr and stdin, or the terminal and the relay.
-func (x *Execution) storeDescriptors(ctx context.Context) error {
+func (x *Detached) storeDescriptors(ctx context.Context) error {
 	if x.s.descriptors == nil {
 		return nil
 	}
@@ -628,14 +646,15 @@ func (x *Execution) storeDescriptors(ctx context.Context) error {
 	if x.disposed {
 		return nil // and its files may be another's by now
 	}
-	files := []*os.File{x.log.out, x.log.state}
+	files := x.log.Files()
 	if !x.ended() {
 		k := x.guest.Kept()
 		files = append(files, k.Conn, k.Stdout)
 		if x.noStdin {
 			k.Stdin = nil
 		}
-		for _, f := range []*os.File{x.log.relayR, x.log.relayW, k.Stderr, k.Stdin} {
+		r, w := x.log.Relay()
+		for _, f := range []*os.File{r, w, k.Stderr, k.Stdin} {
 			if f != nil {
 				files = append(files, f)
 			}
@@ -650,30 +669,31 @@ func (x *Execution) storeDescriptors(ctx context.Context) error {
 	return nil
 }
 
-func (s *core) dropDescriptors(ctx context.Context, x *Execution) {
+// dropDescriptors drops the descriptors of an exec, if there are any.
+func (s *core) dropDescriptors(ctx context.Context, sandbox, id string) {
 	if s.descriptors == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 	defer cancel()
-	if err := s.descriptors.DropDescriptors(ctx, x.record.Sandbox, x.record.ID); err != nil {
-		s.log.Warn("the launcher still keeps an exec", "id", x.record.Sandbox, "exec", x.record.ID, "error", err)
+	if err := s.descriptors.DropDescriptors(ctx, sandbox, id); err != nil {
+		s.log.Warn("the launcher still keeps an exec", "id", sandbox, "exec", id, "error", err)
 	}
 }
 
 // collect takes a detached program's output until its exit and records that. If the daemon stops
 // before, everything is left to the next one.
-func (x *Execution) collect() {
+func (x *Detached) collect() {
 	ctx := x.s.execs.ctx
-	stop := context.AfterFunc(ctx, x.log.hand) // the output may wait for a log or a reader that has stopped
+	stop := context.AfterFunc(ctx, x.log.Hand) // the output may wait for a log or a reader that has stopped
 	defer stop()
 	if x.lease != nil { // how a sandbox has ended does not wait for a reader that has stopped
-		defer x.lease.AfterGone(func() { time.AfterFunc(stepTimeout, x.log.freeHolds) })()
+		defer x.lease.AfterGone(func() { time.AfterFunc(stepTimeout, x.log.ReleaseHolds) })()
 	}
 	exit, err := x.guest.Spool(ctx, x.log)
 	rec := x.record
 	switch {
-	case errors.Is(err, errHanded):
+	case errors.Is(err, execlog.ErrHanded):
 		x.keeping.Lock()
 		x.disposed = true   // the next daemon's
 		_ = x.guest.Close() // kills no program whose descriptors are stored
@@ -700,12 +720,12 @@ func (x *Execution) collect() {
 	if rec.Failure != nil {
 		why = rec.Failure.Message
 	}
-	x.s.publishExecEnded(x, rec.Exit, why)
+	x.s.publishExecEnded(x.program, rec.Exit, why)
 	// A storeDescriptors under way has the descriptors still; a later one sees that the exec has
 	// ended.
 	x.keeping.Lock()
 	_ = x.guest.Close() // always nil
-	x.log.closeRelay()
+	x.log.CloseRelay()
 	x.keeping.Unlock()
 	x.stdin.Wait()
 	if x.lease != nil {
@@ -716,11 +736,11 @@ func (x *Execution) collect() {
 
 // conclude sets the end of the execution. The record is written for the next daemon before any
 // observer sees the end.
-func (x *Execution) conclude(rec ExecRecord) {
-	if err := x.log.note(endAt, rec); err != nil {
+func (x *Detached) conclude(rec ExecRecord) {
+	if err := x.log.Write(execlog.End, rec); err != nil {
 		x.s.log.Warn("how an exec ended is not kept for the next daemon", "id", rec.Sandbox, "exec", rec.ID, "error", err)
 	}
-	x.log.finish() // readers of all output wait for done
+	x.log.Finish() // readers of all output wait for done
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	// Field by field: the others never change, and are read without mu.
@@ -729,7 +749,7 @@ func (x *Execution) conclude(rec ExecRecord) {
 }
 
 // finish is what comes after the end.
-func (x *Execution) finish(ctx context.Context) {
+func (x *Detached) finish(ctx context.Context) {
 	if x.main != nil {
 		x.s.mainEnded(ctx, x)
 	}
@@ -737,11 +757,11 @@ func (x *Execution) finish(ctx context.Context) {
 }
 
 // retire releases resources of an ended exec and schedules its removal.
-func (x *Execution) retire(ctx context.Context) {
+func (x *Detached) retire(ctx context.Context) {
 	s := x.s
 	err := x.storeDescriptors(ctx)
 	if !s.execs.has(x) {
-		s.dropDescriptors(ctx, x) // it was forgotten concurrently
+		s.dropDescriptors(ctx, x.record.Sandbox, x.record.ID) // it was forgotten concurrently
 		return
 	}
 	if err != nil && !errors.Is(err, runtime.ErrUnavailable) {
@@ -750,7 +770,7 @@ func (x *Execution) retire(ctx context.Context) {
 	if _, err := s.supervisor.Get(x.record.Sandbox); errors.Is(err, runtime.ErrNotFound) {
 		s.forget(ctx, x)
 		if x.main != nil { // begun after the deletion of the sandbox removed the log
-			if err := s.logs.remove(x.record.Sandbox); err != nil {
+			if err := s.logs.Remove(x.record.Sandbox); err != nil {
 				s.log.Error("the log of a deleted sandbox is left until the next start", "id", x.record.Sandbox, "error", err)
 			}
 		}
@@ -767,30 +787,28 @@ func (x *Execution) retire(ctx context.Context) {
 }
 
 // dispose closes the descriptors of an exec that no goroutine uses.
-func (x *Execution) dispose() {
+func (x *Detached) dispose() {
 	x.mu.Lock()
 	if x.expiry != nil {
 		x.expiry.Stop()
 	}
 	x.mu.Unlock()
-	if x.log != nil {
-		if x.main != nil {
-			<-x.main.logged
-		}
-		x.keeping.Lock()
-		defer x.keeping.Unlock()
-		x.disposed = true
-		x.log.close()
+	if x.main != nil {
+		<-x.main.logged
 	}
+	x.keeping.Lock()
+	defer x.keeping.Unlock()
+	x.disposed = true
+	x.log.Close()
 }
 
 // forget removes an exec that has ended.
-func (s *core) forget(ctx context.Context, x *Execution) {
+func (s *core) forget(ctx context.Context, x *Detached) {
 	if !s.execs.unregister(x) {
 		return
 	}
 	x.dispose() // first: storing that is under way comes before the drop, and there is none behind it
-	s.dropDescriptors(ctx, x)
+	s.dropDescriptors(ctx, x.record.Sandbox, x.record.ID)
 }
 
 // forgetSandbox removes the execs of a deleted sandbox, whether or not the client is still there: a
@@ -806,7 +824,7 @@ func (s *core) forgetSandbox(ctx context.Context, id string) {
 	s.execs.forgetUpcoming(id)
 	s.contexts.forget(id)
 	defer func() {
-		if err := s.logs.remove(id); err != nil {
+		if err := s.logs.Remove(id); err != nil {
 			s.log.Error("the log of a deleted sandbox is left until the next start", "id", id, "error", err)
 		}
 		if err := s.networks.Forget(id); err != nil {
@@ -815,10 +833,11 @@ func (s *core) forgetSandbox(ctx context.Context, id string) {
 		s.collectVolumes(ctx)
 	}()
 	for _, x := range all {
-		if x.log == nil {
+		x, ok := x.(*Detached)
+		if !ok {
 			continue // its own request ends it
 		}
-		x.log.freeHolds()
+		x.log.ReleaseHolds()
 		select {
 		case <-x.over():
 			s.forget(ctx, x)
@@ -840,16 +859,18 @@ func (s *API) DeleteExec(ctx context.Context, ref, id string) error {
 	if deleted, err := s.execs.deletePrepared(rec.ID, id); deleted || err != nil {
 		return err
 	}
-	x, err := s.findExec(rec.ID, id)
+	x, err := s.Exec(rec.ID, id)
 	if err != nil {
 		return err
 	}
-	if x.log != nil {
-		x.log.freeHolds()
+	p := x.common()
+	d, isDetached := x.(*Detached)
+	if isDetached {
+		d.log.ReleaseHolds()
 	}
-	if !x.ended() {
-		if err := x.guest.Kill(); err != nil && x.lease != nil {
-			return s.gone(ctx, x.lease, err)
+	if !p.ended() {
+		if err := p.guest.Kill(); err != nil && p.lease != nil {
+			return s.gone(ctx, p.lease, err)
 		}
 	}
 	select {
@@ -857,13 +878,15 @@ func (s *API) DeleteExec(ctx context.Context, ref, id string) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	s.forget(ctx, x)
+	if isDetached { // its own request ends another
+		s.forget(ctx, d)
+	}
 	return nil
 }
 
 // Input copies r to the program's stdin, and then closes it if end is set. It blocks while the
 // program does not read, until ctx ends. Several writers take turns.
-func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
+func (x *program) Input(ctx context.Context, r io.Reader, end bool) error {
 	if x.ended() || x.guest.Stdin == nil {
 		return class.Mark(runtime.ErrState, fmt.Errorf("write to stdin: %w", errNoStdin))
 	}
@@ -895,22 +918,27 @@ func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
 		return err
 	case end && !x.req.TTY:
 		_ = x.CloseStdin() // closing twice, or after the program, changes nothing
-		if x.log != nil {
-			return x.endStdin(ctx)
-		}
 	}
 	return nil
 }
 
+// Input is that of every program. The next daemon gets no stdin that was closed.
+func (x *Detached) Input(ctx context.Context, r io.Reader, end bool) error {
+	if err := x.program.Input(ctx, r, end); err != nil || !end || x.req.TTY {
+		return err
+	}
+	return x.endStdin(ctx)
+}
+
 // endStdin makes the launcher drop its copy of a closed stdin: the program sees the end when no
 // other copy is open.
-func (x *Execution) endStdin(ctx context.Context) error {
+func (x *Detached) endStdin(ctx context.Context) error {
 	x.keeping.Lock()
 	x.noStdin = true
 	x.keeping.Unlock()
 	err := x.storeDescriptors(ctx)
 	if !x.s.execs.has(x) {
-		x.s.dropDescriptors(ctx, x) // it was forgotten concurrently
+		x.s.dropDescriptors(ctx, x.record.Sandbox, x.record.ID) // it was forgotten concurrently
 	}
 	if err != nil && !x.ended() {
 		return err
@@ -920,88 +948,78 @@ func (x *Execution) endStdin(ctx context.Context) error {
 
 var errNoStdin = errors.New("the program's stdin is not open: it was not started with stdin_open, has closed it, or has ended")
 
-// Attach emits the output of a detached exec from this offset on, and last how the program ended.
+// Attach emits the output from this offset on, and last how the program ended.
 // It returns after that, with emit's error, when ctx ends, or with a [*Failure] where the exit is
 // unknown. The program does not notice.
-func (x *Execution) Attach(ctx context.Context, from int64, text bool, emit func(api.ExecEvent) error) error {
-	if err := x.Attachable(); err != nil {
-		return err
-	}
-	x.log.followers.Add(1)
-	defer x.log.followers.Add(-1)
+func (x *Detached) Attach(ctx context.Context, from int64, text bool, emit func(api.ExecEvent) error) error {
+	defer x.log.Follow()()
 	return x.attach(ctx, from, text, make([]byte, 64<<10), emit)
 }
 
 // AttachHeld is Attach from the oldest output on, and nothing after that is dropped: a program that
 // writes faster than emit takes waits. U is nil, or has waited for the execution.
-func (x *Execution) AttachHeld(ctx context.Context, from int64, u *Upcoming, text bool, emit func(api.ExecEvent) error) error {
-	if err := x.Attachable(); err != nil {
-		return err
+func (x *Detached) AttachHeld(ctx context.Context, from int64, u *Upcoming, text bool, emit func(api.ExecEvent) error) error {
+	if u == nil {
+		u = &Upcoming{hold: x.log.Hold(from)}
 	}
-	h := &hold{at: from}
-	if u != nil {
-		h = &u.hold
-	} else {
-		x.log.hold(h)
-	}
-	defer x.log.unhold(h)
+	defer u.hold.Release()
 	return x.Attach(ctx, from, text, func(e api.ExecEvent) error {
 		err := emit(e)
 		if n := len(e.Data) + len(e.Text); n > 0 {
-			x.log.taken(h, e.Offset+int64(n))
+			u.hold.Taken(e.Offset + int64(n))
 		}
 		return err
 	})
 }
 
 // attach is Attach, with buf for as much output as an event may have.
-func (x *Execution) attach(ctx context.Context, from int64, text bool, buf []byte, emit func(api.ExecEvent) error) error {
+func (x *Detached) attach(ctx context.Context, from int64, text bool, buf []byte, emit func(api.ExecEvent) error) error {
 	first := true
 	for {
-		c, err := x.log.read(from, buf)
+		c, err := x.log.Read(from, buf)
 		if errors.Is(err, os.ErrClosed) {
 			err = class.Mark(class.ErrNoExec, fmt.Errorf("exec %s has been deleted", x.record.ID))
 		}
 		if err != nil {
 			return err
 		}
-		if first || c.at > from {
-			e := api.ExecEvent{Offset: c.at, Dropped: max(0, c.at-from)}
+		if first || c.At > from {
+			e := api.ExecEvent{Offset: c.At, Dropped: max(0, c.At-from)}
 			if first {
 				e.PID, e.Exec = x.PID, x.record.ID
 			}
 			if err := emit(e); err != nil {
 				return err
 			}
-			first, from = false, c.at
+			first, from = false, c.At
 		}
-		if c.over {
+		if c.Over {
 			break
 		}
-		if tail := splitTail(c.data); text && !c.whole && tail > 0 {
+		if tail := splitTail(c.Data); text && !c.Whole && tail > 0 {
 			// A character whose rest is not there yet. If there is more than what buf takes, the next chunk
 			// begins with it.
-			c.data = c.data[:len(c.data)-tail]
+			c.Data = c.Data[:len(c.Data)-tail]
 		}
-		if len(c.data) > 0 {
-			e := outputEvent(c.stream, c.data)
+		if len(c.Data) > 0 {
+			e := outputEvent(c.Stream, c.Data)
 			if !text {
-				e = api.ExecEvent{Stream: c.stream, Data: c.data}
+				e = api.ExecEvent{Stream: c.Stream, Data: c.Data}
 			}
-			e.Offset = c.at
+			e.Offset = c.At
 			if err := emit(e); err != nil {
 				return err
 			}
-			from = c.at + int64(len(c.data))
-			if c.more == nil {
+			from = c.At + int64(len(c.Data))
+			if c.More == nil {
 				continue
 			}
 		}
-		if c.more == nil {
+		if c.More == nil {
 			return fmt.Errorf("attach to exec %s: its output makes no progress at %d", x.record.ID, from)
 		}
 		select {
-		case <-c.more:
+		case <-c.More:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -1018,16 +1036,8 @@ func (x *Execution) attach(ctx context.Context, from int64, text bool, buf []byt
 	return emit(api.ExecEvent{Exit: rec.Exit, Usage: rec.Usage})
 }
 
-// OutputEnd returns the offset behind the output so far of a detached exec.
-func (x *Execution) OutputEnd() int64 { return x.log.end() }
-
-// Attachable returns an error of the class ErrState unless the exec is detached.
-func (x *Execution) Attachable() error {
-	if x.log == nil {
-		return class.Mark(runtime.ErrState, fmt.Errorf("attach to exec %s: it is not detached, its output goes to the client that started it", x.record.ID))
-	}
-	return nil
-}
+// OutputEnd returns the offset behind the output so far.
+func (x *Detached) OutputEnd() int64 { return x.log.End() }
 
 // Processes lists the processes of the sandbox with this id or name.
 func (s *API) Processes(ctx context.Context, ref string) (api.ProcessList, error) {
@@ -1048,8 +1058,8 @@ func (s *API) Processes(ctx context.Context, ref string) (api.ProcessList, error
 	from := map[int]string{}
 	s.execs.mu.Lock()
 	for id, x := range s.execs.of[lease.Record.ID] {
-		if !x.ended() {
-			from[x.PID] = id
+		if p := x.common(); !p.ended() {
+			from[p.PID] = id
 		}
 	}
 	s.execs.mu.Unlock()
@@ -1134,7 +1144,7 @@ func (s *core) adoption(ctx context.Context) error {
 				level = slog.LevelInfo
 			}
 			s.log.Log(ctx, level, "detached exec is not adopted", "id", d.Sandbox, "exec", d.Name, "error", err)
-			s.dropDescriptors(ctx, &Execution{record: ExecRecord{Exec: api.Exec{ID: d.Name, Sandbox: d.Sandbox}}})
+			s.dropDescriptors(ctx, d.Sandbox, d.Name)
 		}
 	}
 	s.resumeContexts()
@@ -1147,7 +1157,7 @@ func restOf(d runtime.DescriptorSet) (rest left, err error) {
 	if len(d.Files) < 2 {
 		return rest, fmt.Errorf("%d descriptors", len(d.Files))
 	}
-	ok, err := noted(d.Files[1], recordAt, &rest)
+	ok, err := execlog.ReadDocument(d.Files[1], execlog.Record, &rest)
 	switch {
 	case err != nil:
 	case !ok:
@@ -1169,17 +1179,19 @@ func (s *core) adoptExec(d runtime.DescriptorSet) (err error) {
 	if err != nil {
 		return err
 	}
-	x := &Execution{PID: rest.Record.PID, kept: rest.Kept, s: s, req: rest.Request, input: make(chan struct{}, 1), done: make(chan struct{}), record: rest.Record}
+	rest.Record.Main = rest.Main
+	p := &program{PID: rest.Record.PID, s: s, req: rest.Request, input: make(chan struct{}, 1), done: make(chan struct{}), record: rest.Record}
+	x := &Detached{program: p, kept: rest.Kept}
 	x.oom = &oomWatch{s: s, id: d.Sandbox}
 	if rest.OOM != nil {
 		x.oom.before, x.oom.done = *rest.OOM, make(chan struct{})
 		close(x.oom.done)
 	}
-	if x.log, err = adoptExecLog(files[0], files[1], cmp.Or(rest.Request.OutputLimit, defaultOutputLimit)); err != nil {
+	if x.log, err = execlog.Adopt(files[0], files[1], cmp.Or(rest.Request.OutputLimit, defaultOutputLimit)); err != nil {
 		return err
 	}
 	var end ExecRecord
-	ended, err := noted(x.log.state, endAt, &end)
+	ended, err := x.log.Document(execlog.End, &end)
 	if err != nil {
 		return err
 	}
@@ -1212,7 +1224,7 @@ func (s *core) adoptExec(d runtime.DescriptorSet) (err error) {
 	more := files[4:]
 	switch {
 	case x.req.TTY && len(more) == 2:
-		x.log.relayR, x.log.relayW = more[0], more[1]
+		x.log.AdoptRelay(more[0], more[1])
 	case !x.req.TTY && len(more) > 0 && len(more) <= 2:
 		k.Stderr = more[0]
 		if len(more) == 2 {
@@ -1246,7 +1258,7 @@ func (s *core) adoptExec(d runtime.DescriptorSet) (err error) {
 		}
 	}
 	if err != nil {
-		x.log.close()
+		x.log.Close()
 		if x.lease != nil {
 			x.lease.End()
 		}
@@ -1264,7 +1276,7 @@ func (s *core) adoptExec(d runtime.DescriptorSet) (err error) {
 }
 
 // adoptRecord lists an adopted exec.
-func (s *core) adoptRecord(x *Execution) {
+func (s *core) adoptRecord(x *Detached) {
 	s.execs.mu.Lock()
 	s.execs.add(x.record.Sandbox, 1, x.kept)
 	s.execs.mu.Unlock()

@@ -34,7 +34,7 @@ func TestExecsAreHandedOn(t *testing.T) {
 	first.Wait()
 
 	// Damaged sets do not keep the next daemon from starting.
-	junk, err := service.Memfile("junk")
+	junk, err := os.CreateTemp(t.TempDir(), "junk")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,8 +179,7 @@ func TestExecsOfAnEarlierLifeAreLost(t *testing.T) {
 	first.Cancel()
 	first.Wait()
 	// In memory no init has a pid.
-	state := before[0].Files[1]
-	if err := service.RewriteInit(state, 1<<22); err != nil {
+	if err := service.RewriteInit(before[0].Files, 1<<22); err != nil {
 		t.Fatal(err)
 	}
 	if err := descriptors.StoreDescriptors(t.Context(), before[0]); err != nil {

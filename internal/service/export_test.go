@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/execlog"
 	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -20,8 +21,6 @@ const (
 	MaxFinished    = maxFinished
 	MaxKept        = maxKept
 	MaxOutputLimit = maxOutputLimit
-	LogPiece       = logPiece
-	MinLogSize     = minLogSize
 	MainRing       = mainRing
 	MaxCommand     = maxCommand
 	MaxLabels      = maxLabels
@@ -31,7 +30,6 @@ var (
 	ExecError = execError
 	FileError = fileError
 	GuestOf   = guestOf
-	Memfile   = memfile
 	UserError = userError
 )
 
@@ -123,14 +121,18 @@ func (s *Service) LoseMain(id string) {
 }
 
 // RewriteInit changes the pid of the init in the record of an exec that runs, and removes its end.
-func RewriteInit(state *os.File, pid int) error {
+func RewriteInit(files []*os.File, pid int) error {
 	var rest left
-	if ok, err := noted(state, recordAt, &rest); err != nil || !ok {
+	if ok, err := execlog.ReadDocument(files[1], execlog.Record, &rest); err != nil || !ok {
 		return errors.Join(errors.New("no record"), err)
 	}
 	rest.Init = pid
-	_, err := state.WriteAt(make([]byte, 8), endAt)
-	return errors.Join(err, (&execLog{state: state}).note(recordAt, rest))
+	log, err := execlog.Adopt(files[0], files[1], 1<<20)
+	if err != nil {
+		return err
+	}
+	_, err = files[1].WriteAt(make([]byte, 8), int64(execlog.End))
+	return errors.Join(err, log.Write(execlog.Record, rest))
 }
 
 // Waiting returns the numbers of prepared execs and of clients that wait for starts, of all

@@ -282,20 +282,15 @@ func (s *core) probeHealth(ctx context.Context, rec *runtime.Record) (result api
 // runProbe runs a program that no client sees, and keeps the beginning of its output. It takes over
 // the lease.
 func (s *core) runProbe(ctx context.Context, lease *runtime.Lease, req api.ExecRequest) (api.Exit, string, error) {
-	x, err := s.startProgram(ctx, lease, req, host.ExecRequest{NoStdin: true, Whole: true})
+	p, err := s.startProgram(ctx, lease, req, host.ExecRequest{NoStdin: true, Whole: true})
 	if err != nil {
 		return api.Exit{}, "", err
 	}
+	x := &Execution{program: p}
 	x.published.Do(func() {})
 	defer x.Close()
 	out := head{limit: healthOutput}
-	exit, _, err := x.Stream(ctx, func(_ string, p []byte) error {
-		out.write(p)
-		if out.truncated {
-			out.pace.Wait(x.guest.Over(), 1)
-		}
-		return nil
-	})
+	exit, _, err := x.Stream(ctx, x.keepIn(&out, &out))
 	text, _ := out.result()
 	return exit, text, err
 }

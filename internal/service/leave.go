@@ -21,8 +21,6 @@ func (x *Execution) CheckLeave(form string) error {
 		return class.Invalidf("detach %q: must be %q or %q", class.Clip(form), api.DetachExec, api.MainExec)
 	case !x.req.TTY:
 		return class.Invalidf("detach: the program has no terminal, and ends with its client; start it with detach instead")
-	case x.log != nil:
-		return class.Invalidf("detach: the program does not end with its client; close the connection")
 	case form == api.MainExec && len(x.lease.Record.Command) > 0:
 		return class.Invalidf("detach: sandbox %s has a main process already", x.lease.Record.Name)
 	}
@@ -42,25 +40,19 @@ func (x *Execution) Leave(ctx context.Context, form string) (err error) {
 	if form == api.MainExec {
 		size, main = mainRing, newMainProcess(rec.Life)
 	}
-	room, err := s.execs.reserve(rec.ID, size, s.execsQuota(rec.Tenant))
+	log, undo, err := s.newLog(ctx, rec, size, size, true)
 	if err != nil {
 		return err
 	}
-	for _, other := range room {
-		s.forget(ctx, other)
+	y := &Detached{
+		program: &program{PID: x.PID, s: s, req: x.req, lease: x.lease, oom: x.oom, input: make(chan struct{}, 1), done: make(chan struct{}), record: x.record},
+		log:     log, kept: size, main: main,
 	}
-	log, err := newExecLog(size, true)
-	if err != nil {
-		s.execs.release(rec.ID, size)
-		return err
-	}
-	y := &Execution{PID: x.PID, s: s, req: x.req, lease: x.lease, oom: x.oom, log: log, kept: size, main: main, input: make(chan struct{}, 1), done: make(chan struct{}), record: x.record}
 	y.req.OutputLimit, y.req.Stdin = size, nil
 	y.record.Detached, y.record.StdinOpen, y.record.Main = true, true, main != nil
 	defer func() {
 		if err != nil { // the caller's Close kills the program
-			log.close()
-			s.execs.release(rec.ID, size)
+			undo()
 		}
 	}()
 	if y.guest, err = x.guest.Leave(); err != nil {
@@ -74,9 +66,7 @@ func (x *Execution) Leave(ctx context.Context, form string) (err error) {
 		err = s.supervisor.SetMain(rec.ID, rec.Life, x.req.Argv)
 	}
 	if err != nil {
-		_ = y.guest.Kill()  // closing the connection alone kills nothing of which the launcher has a copy
-		_ = y.guest.Close() // always nil
-		s.dropDescriptors(ctx, y)
+		y.abandon(ctx)
 		return fmt.Errorf("leave exec %s: %w", x.record.ID, err)
 	}
 	x.close.Do(func() {

@@ -10,6 +10,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/mainlog"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -17,9 +18,10 @@ import (
 //
 //   - The daemon starts it with the sandbox: after a creation, a claim, a start and a rollback, for
 //     each fork, and where a killed daemon did not. A creation that cannot start it leaves nothing.
-//   - Its output is kept in the sandbox's log (mainlog.go) rather than in memory only. A goroutine
-//     follows it like a client. The memory drops nothing before it is written, so that the process
-//     waits for the disk. Output that the disk refuses is missing in the log; the process goes on.
+//   - Its output is kept in the sandbox's log (package mainlog) rather than in memory only. A
+//     goroutine follows it like a client. The memory drops nothing before it is written, so that
+//     the process waits for the disk. Output that the disk refuses is missing in the log; the
+//     process goes on.
 //   - When it ends, the sandbox is killed and its record has the exit. Both happen before the
 //     launcher drops the exec, so that the next daemon does them again after a crash.
 
@@ -38,26 +40,16 @@ func newMainProcess(life int) *mainProcess {
 }
 
 // isReported reports whether the end of the main process is dealt with. It is true for other execs.
-func (m *mainProcess) isReported() bool {
-	if m == nil {
-		return true
-	}
-	select {
-	case <-m.reported:
-		return true
-	default:
-		return false
-	}
-}
+func (m *mainProcess) isReported() bool { return m == nil || closed(m.reported) }
 
 // mainOf is the main process of a sandbox in its latest life.
 type mainOf struct {
 	gone <-chan struct{} // of the lease under which it was started, or is about to be; nil where that had ended before
-	x    *Execution      // nil until it has been, and when it is forgotten
+	x    *Detached       // nil until it has been, and when it is forgotten
 }
 
-// over is closed when the execution has ended, and all that follows from that is done.
-func (x *Execution) over() <-chan struct{} {
+// over is that of every program: a main process is reported, too.
+func (x *Detached) over() <-chan struct{} {
 	if x.main != nil {
 		return x.main.reported
 	}
@@ -65,7 +57,7 @@ func (x *Execution) over() <-chan struct{} {
 }
 
 // follow collects a detached exec until it ends, or the daemon does.
-func (s *core) follow(x *Execution) bool {
+func (s *core) follow(x *Detached) bool {
 	if x.main != nil {
 		s.keepLog(x)
 	}
@@ -158,7 +150,7 @@ func (s *core) startMain(ctx context.Context, rec *runtime.Record) error {
 	}
 	req := api.ExecRequest{Argv: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen, Detach: true, CwdCreate: true, OutputLimit: mainRing}
 	if err = validateExec(&req); err == nil {
-		_, err = s.detach(ctx, rec, req, detached{main: newMainProcess(lease.Record.Life)})
+		_, err = s.detach(ctx, rec, req, detachAs{main: newMainProcess(lease.Record.Life)})
 	}
 	if err != nil {
 		return fmt.Errorf("start the main process of sandbox %s: %w", rec.Name, err)
@@ -216,7 +208,7 @@ func (s *core) startMissing() {
 }
 
 // adoptMain makes an adopted execution the main process of its sandbox, and begins to keep its log.
-func (s *core) adoptMain(x *Execution, life int) {
+func (s *core) adoptMain(x *Detached, life int) {
 	if x.lease != nil {
 		life = x.lease.Record.Life
 	}
@@ -229,7 +221,7 @@ func (s *core) adoptMain(x *Execution, life int) {
 }
 
 // gone is closed when the sandbox of the execution ceases to run; nil if it has before this daemon.
-func (x *Execution) gone() <-chan struct{} {
+func (x *Detached) gone() <-chan struct{} {
 	if x.lease == nil {
 		return nil
 	}
@@ -237,9 +229,9 @@ func (x *Execution) gone() <-chan struct{} {
 }
 
 // keepLog copies the output of a main process to the log until it ends.
-func (s *core) keepLog(x *Execution) {
-	turn, done := s.logs.get(x.record.Sandbox).enqueue()
-	x.log.save(0)
+func (s *core) keepLog(x *Detached) {
+	turn, done := s.logs.Of(x.record.Sandbox).Enqueue()
+	x.log.Save(0)
 	s.execs.mu.Lock()
 	if m := s.execs.mains[x.record.Sandbox]; m.x == nil && x.lease != nil && m.gone == x.gone() {
 		m.x = x
@@ -261,39 +253,39 @@ func (s *core) keepLog(x *Execution) {
 	}
 }
 
-func (s *core) writeLog(x *Execution) {
+func (s *core) writeLog(x *Detached) {
 	log := s.log.With("id", x.record.Sandbox, "exec", x.record.ID)
 	defer func() {
 		if s.execs.ctx.Err() == nil { // else the next daemon continues with the output that is still in memory
-			x.log.saves(1 << 62) // whatever has happened, the process does not wait for us when we are gone
+			x.log.Saved(1 << 62) // whatever has happened, the process does not wait for us when we are gone
 		}
 	}()
-	w, err := s.logs.get(x.record.Sandbox).write(x.main.life, x.record.StartedAt)
-	if errors.Is(err, errOlder) {
+	w, err := s.logs.Of(x.record.Sandbox).NewWriter(x.main.life, x.record.StartedAt)
+	if errors.Is(err, mainlog.ErrOlder) {
 		return
 	}
 	if err != nil {
 		log.Error("a main process has no log", "error", err)
 		return
 	}
-	defer w.close()
-	x.log.saves(w.next)
+	defer w.Close()
+	x.log.Saved(w.Next())
 	failing := false
 	var pace host.Pace
-	err = x.attach(s.execs.ctx, w.next, true, make([]byte, logPiece), func(e api.ExecEvent) error {
+	err = x.attach(s.execs.ctx, w.Next(), true, make([]byte, mainlog.Piece), func(e api.ExecEvent) error {
 		if e.Stream == "" {
 			return nil
 		}
-		before := w.wrote
-		err := w.append(api.LogEntry{Time: time.Now().UTC(), Stream: e.Stream, Text: e.Text, Data: e.Data}, e.Offset)
+		before := w.Wrote()
+		err := w.Append(api.LogEntry{Time: time.Now().UTC(), Stream: e.Stream, Text: e.Text, Data: e.Data}, e.Offset)
 		if err != nil && !failing {
 			log.Error("output of a main process is missing in its log", "error", err)
 			failing = true // once is enough: it may go on for as long as the process writes
 		}
-		x.log.saves(w.next)
-		if x.guest != nil && x.log.held() == nil { // else it has ended, or a client waits for each byte
+		x.log.Saved(w.Next())
+		if x.guest != nil && x.log.Held() == nil { // else it has ended, or a client waits for each byte
 			// It is made JSON, some of it six times as long, and written to a file.
-			pace.Wait(x.guest.Over(), 1+2*int(w.wrote-before)/logPiece)
+			pace.Wait(x.guest.Over(), 1+2*int(w.Wrote()-before)/mainlog.Piece)
 		}
 		return nil
 	})
@@ -303,7 +295,7 @@ func (s *core) writeLog(x *Execution) {
 }
 
 // mainEnded ends the sandbox of a main process that has ended.
-func (s *core) mainEnded(ctx context.Context, x *Execution) {
+func (s *core) mainEnded(ctx context.Context, x *Detached) {
 	defer close(x.main.reported)
 	<-x.main.logged
 	rec := x.Record()
@@ -315,7 +307,7 @@ func (s *core) mainEnded(ctx context.Context, x *Execution) {
 }
 
 // exitOfMain returns the exit of a main process and the reason for the sandbox's record.
-func (s *core) exitOfMain(ctx context.Context, x *Execution, rec *ExecRecord) (*api.SandboxExit, string) {
+func (s *core) exitOfMain(ctx context.Context, x *Detached, rec *ExecRecord) (*api.SandboxExit, string) {
 	exit := &api.SandboxExit{StartedAt: rec.StartedAt, EndedAt: rec.EndedAt, Usage: rec.Usage}
 	if rec.Exit == nil {
 		now, err := s.supervisor.Get(rec.Sandbox)
@@ -370,7 +362,7 @@ func (s *core) awaitReport(ctx context.Context, id string) error {
 
 // sweepLogs removes logs of sandboxes that no longer exist.
 func (s *core) sweepLogs() {
-	err := s.logs.sweep(func(id string) bool {
+	err := s.logs.Sweep(func(id string) bool {
 		rec, err := s.supervisor.Get(id)
 		return err == nil && rec.ID == id
 	})
@@ -401,7 +393,13 @@ func (s *API) WaitSandbox(ctx context.Context, ref string) (api.Sandbox, error) 
 	return ended.Shown(), err
 }
 
-// Log is what main processes of the sandbox with this id or name have written.
+// LogReader reads the log of a sandbox: see [API.Log].
+type LogReader = mainlog.Reader
+
+// LogOptions select entries of a log.
+type LogOptions = mainlog.ReadOptions
+
+// Log returns a reader of the output of main processes of the sandbox with this id or name.
 func (s *API) Log(ctx context.Context, ref string, opts LogOptions) (*LogReader, error) {
 	rec, err := s.lookup(ref)
 	if err != nil {
@@ -410,5 +408,5 @@ func (s *API) Log(ctx context.Context, ref string, opts LogOptions) (*LogReader,
 	if len(rec.Command) == 0 {
 		return nil, class.Mark(runtime.ErrState, fmt.Errorf("sandbox %s has no main process, whose output a log could have: it was created without a command", rec.Name))
 	}
-	return s.logs.get(rec.ID).read(ctx, opts)
+	return s.logs.Of(rec.ID).NewReader(ctx, opts)
 }

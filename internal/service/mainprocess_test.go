@@ -14,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
 	"github.com/sandboxd/sandboxd/internal/service"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/mainlog"
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 )
 
@@ -132,7 +133,7 @@ func TestMainProcessIsHandedOn(t *testing.T) {
 func TestMainProcessThatWritesForEver(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
-	b.Options.LogSize, b.Options.LogFiles = service.MinLogSize, 2
+	b.Options.LogSize, b.Options.LogFiles = mainlog.MinFileSize, 2
 	r := b.Start()
 	const lines = 400000
 	sb := r.Create(api.CreateSandbox{Command: []string{"sh", "-c", fmt.Sprintf("seq 1 %d; seq 1 1000 >&2", lines)}})
@@ -149,7 +150,7 @@ func TestMainProcessThatWritesForEver(t *testing.T) {
 		}
 		size += fi.Size()
 	}
-	if size > 2*service.MinLogSize {
+	if size > 2*mainlog.MinFileSize {
 		t.Errorf("the log has %d bytes", size)
 	}
 	text := r.Logs(sb.ID, "?stderr=false")

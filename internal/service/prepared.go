@@ -9,6 +9,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/execlog"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -179,7 +180,7 @@ func (s *API) ExecRecordOf(ref, id string) (ExecRecord, error) {
 	if p != nil {
 		return out, nil
 	}
-	x, err := s.findExec(rec.ID, id)
+	x, err := s.Exec(rec.ID, id)
 	if err != nil {
 		return ExecRecord{}, err
 	}
@@ -201,7 +202,7 @@ func (s *API) StartPrepared(ctx context.Context, ref, id string, size api.Termin
 	}
 	s.execs.mu.Unlock()
 	if p == nil {
-		if _, err := s.findExec(rec.ID, id); err != nil {
+		if _, err := s.Exec(rec.ID, id); err != nil {
 			return ExecRecord{}, err
 		}
 	}
@@ -215,7 +216,7 @@ func (s *API) StartPrepared(ctx context.Context, ref, id string, size api.Termin
 	if size.Rows > 0 && size.Cols > 0 {
 		req.Rows, req.Cols = size.Rows, size.Cols
 	}
-	started, err := s.detach(ctx, &rec, req, detached{id: id})
+	started, err := s.detach(ctx, &rec, req, detachAs{id: id})
 	s.execs.mu.Lock()
 	defer s.execs.mu.Unlock()
 	if err == nil {
@@ -235,8 +236,8 @@ type upcomingKey struct{ sandbox, exec string }
 type Upcoming struct {
 	execs   *execs
 	key     upcomingKey
-	hold    hold
-	started chan *Execution // closed without one if there will be no start
+	hold    *execlog.Hold
+	started chan *Detached // closed without one if there will be no start
 }
 
 // Upcoming attaches to the next main process of a sandbox, or to a prepared exec. Close ends it.
@@ -270,7 +271,7 @@ func (e *execs) await(rec *runtime.Record, exec string) (*Upcoming, error) {
 	if len(e.upcoming[key]) >= maxUpcoming {
 		return nil, class.Mark(runtime.ErrInUse, fmt.Errorf("%d clients wait for that start, which is the most", maxUpcoming))
 	}
-	u := &Upcoming{execs: e, key: key, started: make(chan *Execution, 1)}
+	u := &Upcoming{execs: e, key: key, started: make(chan *Detached, 1)}
 	if e.upcoming == nil {
 		e.upcoming = make(map[upcomingKey][]*Upcoming)
 	}
@@ -282,7 +283,7 @@ func (e *execs) await(rec *runtime.Record, exec string) (*Upcoming, error) {
 var errNotStarted = class.Mark(class.ErrGone, errors.New("the program was not started"))
 
 // Wait returns the execution when it has started.
-func (u *Upcoming) Wait(ctx context.Context) (*Execution, error) {
+func (u *Upcoming) Wait(ctx context.Context) (*Detached, error) {
 	select {
 	case x, ok := <-u.started:
 		if !ok {
@@ -305,16 +306,16 @@ func (u *Upcoming) Close() {
 	}
 	u.execs.mu.Unlock()
 	select {
-	case x, ok := <-u.started:
+	case _, ok := <-u.started:
 		if ok {
-			x.log.unhold(&u.hold)
+			u.hold.Release()
 		}
 	default:
 	}
 }
 
 // deliver gives an execution whose output is not taken yet to those that wait for it.
-func (e *execs) deliver(x *Execution) {
+func (e *execs) deliver(x *Detached) {
 	key := upcomingKey{x.record.Sandbox, x.record.ID}
 	if x.main != nil {
 		key.exec = api.MainExec
@@ -322,7 +323,7 @@ func (e *execs) deliver(x *Execution) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, u := range e.upcoming[key] {
-		x.log.hold(&u.hold)
+		u.hold = x.log.Hold(0)
 		u.started <- x
 	}
 	delete(e.upcoming, key)
@@ -366,7 +367,7 @@ func (s *core) awaitReaders(id string) {
 	}
 	timer := time.NewTimer(stepTimeout)
 	defer timer.Stop()
-	for changed := x.log.held(); changed != nil; changed = x.log.held() {
+	for changed := x.log.Held(); changed != nil; changed = x.log.Held() {
 		select {
 		case <-changed:
 		case <-timer.C:

@@ -9,8 +9,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/execlog"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -144,11 +147,11 @@ func TestClientsThatGiveUpDuringAStart(t *testing.T) {
 	e := newExecs(t.Context())
 	rec := &runtime.Record{Sandbox: api.Sandbox{ID: "box", Command: []string{"true"}}}
 	for range 200 {
-		log, err := newExecLog(1<<20, false)
+		log, err := execlog.New(1<<20, false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		x := &Execution{log: log, main: newMainProcess(0), record: ExecRecord{Exec: api.Exec{ID: "x", Sandbox: "box"}}}
+		x := &Detached{program: &program{record: ExecRecord{Exec: api.Exec{ID: "x", Sandbox: "box"}}}, log: log, main: newMainProcess(0)}
 		var waits []*Upcoming
 		for range maxUpcoming {
 			u, err := e.await(rec, api.MainExec)
@@ -169,14 +172,15 @@ func TestClientsThatGiveUpDuringAStart(t *testing.T) {
 		if done.Wait(); err != nil || got != x {
 			t.Fatalf("%v, %v", got, err)
 		}
-		log.mu.Lock()
-		if len(log.holds) != 1 || len(e.upcoming) != 0 {
-			t.Fatalf("%d hold the output, %d wait", len(log.holds), len(e.upcoming))
-		}
-		log.mu.Unlock()
 		waits[0].Close() // a client that has got it holds it until it has read it
-		log.unhold(&waits[0].hold)
-		log.close()
+		if log.Held() == nil || len(e.upcoming) != 0 {
+			t.Fatalf("it is not held, or %d wait", len(e.upcoming))
+		}
+		waits[0].hold.Release()
+		if log.Held() != nil {
+			t.Fatal("one that has given up holds it")
+		}
+		log.Close()
 	}
 }
 
@@ -220,24 +224,26 @@ func TestWaitsForAStartEnd(t *testing.T) {
 // and not when the daemon stops.
 func TestRemovalWaitsForReaders(t *testing.T) {
 	for name, tc := range map[string]struct {
-		end  func(s *core, log *execLog, h *hold)
+		end  func(s *core, log *execlog.Log, h *execlog.Hold)
 		want time.Duration
 	}{
-		"that have read all": {func(_ *core, log *execLog, h *hold) { log.unhold(h) }, time.Second},
-		"that were let go":   {func(_ *core, log *execLog, _ *hold) { log.freeHolds() }, time.Second},
-		"that have stopped":  {func(_ *core, log *execLog, h *hold) { log.taken(h, 1); log.finish() }, stepTimeout},
-		"of a daemon before": {func(s *core, _ *execLog, _ *hold) { s.execs.cancel(errHanded) }, time.Second},
+		"that have read all": {func(_ *core, _ *execlog.Log, h *execlog.Hold) { h.Release() }, time.Second},
+		"that were let go":   {func(_ *core, log *execlog.Log, _ *execlog.Hold) { log.ReleaseHolds() }, time.Second},
+		"that have stopped":  {func(_ *core, log *execlog.Log, h *execlog.Hold) { h.Taken(1); log.Finish() }, stepTimeout},
+		"of a daemon before": {func(s *core, _ *execlog.Log, _ *execlog.Hold) { s.execs.cancel(execlog.ErrHanded) }, time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &core{execs: newExecs(t.Context())}
-				log := &execLog{limit: 1 << 20}
-				log.room.L = &log.mu
+				log, err := execlog.New(1<<20, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer log.Close()
 				s.awaitReaders("box") // no main process
-				s.execs.mains["box"] = mainOf{x: &Execution{log: log}}
+				s.execs.mains["box"] = mainOf{x: &Detached{log: log}}
 				s.awaitReaders("box") // no reader
-				h := &hold{}
-				log.hold(h)
+				h := log.Hold(0)
 				began := time.Now()
 				time.AfterFunc(time.Second, func() { tc.end(s, log, h) })
 				s.awaitReaders("box")
@@ -247,5 +253,37 @@ func TestRemovalWaitsForReaders(t *testing.T) {
 				synctest.Wait()
 			})
 		})
+	}
+}
+
+// A client that fails while it holds the output leaves no hold, also one that has waited for the
+// start.
+func TestAttachHeldLeavesNoHold(t *testing.T) {
+	l, err := execlog.New(128<<10, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	x := &Detached{program: &program{done: make(chan struct{})}, log: l}
+	if _, err := l.Take("stdout", func(file int) (int, error) { return unix.Write(file, []byte("hello")) }); err != nil {
+		t.Fatal(err)
+	}
+	gone := errors.New("gone")
+	for _, u := range []*Upcoming{nil, {hold: l.Hold(0)}} {
+		err := x.AttachHeld(t.Context(), 0, u, true, func(e api.ExecEvent) error {
+			if e.Text == "" {
+				return nil
+			}
+			if l.Held() == nil || !l.Followed() {
+				t.Error("nothing holds it meanwhile")
+			}
+			return gone
+		})
+		if !errors.Is(err, gone) {
+			t.Errorf("%v", err)
+		}
+	}
+	if l.Held() != nil || l.Followed() {
+		t.Error("it is held, or followed")
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/execlog"
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -27,7 +28,7 @@ func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 		if err != nil || len(room) > 0 {
 			t.Fatalf("exec %d of %s: room %v, %v", i, sandbox, room, err)
 		}
-		x := &Execution{log: new(execLog), kept: size, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}
+		x := &Detached{program: &program{done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}, log: new(execlog.Log), kept: size}
 		if ended {
 			close(x.done)
 		}
@@ -76,14 +77,14 @@ func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 }
 
 // ending is an exec of a sandbox called box that is listed, and about to end.
-func (s *core) ending(t *testing.T) *Execution {
+func (s *core) ending(t *testing.T) *Detached {
 	t.Helper()
-	log, err := newExecLog(1<<10, false)
+	log, err := execlog.New(1<<10, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(log.close)
-	x := &Execution{s: s, log: log, kept: log.limit, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: newExecID(), Sandbox: "box", State: api.ExecRunning}}}
+	t.Cleanup(log.Close)
+	x := &Detached{program: &program{s: s, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: newExecID(), Sandbox: "box", State: api.ExecRunning}}}, log: log, kept: 1 << 10}
 	s.adoptRecord(x)
 	return x
 }
@@ -166,7 +167,7 @@ func TestDetachedExecsKeepToTheirTenant(t *testing.T) {
 	e := newExecs(t.Context())
 	a := quota{own: map[string]bool{"a": true, "a2": true}, parts: runtime.TenantParts}
 	b := quota{own: map[string]bool{"b": true, "b2": true}, parts: runtime.TenantParts}
-	var last []*Execution
+	var last []*Detached
 	enter := func(sandbox string, i int, size int64, q quota, ended bool) error {
 		t.Helper()
 		room, err := e.reserve(sandbox, size, q)
@@ -176,7 +177,7 @@ func TestDetachedExecsKeepToTheirTenant(t *testing.T) {
 		for last = room; len(room) > 0; room = room[1:] {
 			e.unregister(room[0])
 		}
-		x := &Execution{log: new(execLog), kept: size, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}
+		x := &Detached{program: &program{done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}, log: new(execlog.Log), kept: size}
 		if ended {
 			close(x.done)
 		}
@@ -219,7 +220,7 @@ func TestExecOfAProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newExecs(t.Context())
 		enter := func(id string, pid int) *Execution {
-			x := &Execution{PID: pid, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: id, Sandbox: "box"}}}
+			x := &Execution{program: &program{PID: pid, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: id, Sandbox: "box"}}}}
 			e.register(x)
 			return x
 		}

@@ -128,7 +128,7 @@ func TestReaderThatStopsHoldsUpItsProgramOnly(t *testing.T) {
 	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
 	r := b.Start()
 	sb := r.Create(api.CreateSandbox{Command: []string{"sh", "-c", "while :; do echo text; done"}})
-	x, err := r.API().Exec(sb.ID, api.MainExec)
+	x, err := r.API().Detached(sb.ID, api.MainExec)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func (s *API) StopSandbox(ctx context.Context, ref string, req api.StopSandbox) 
 		return api.Sandbox{}, err
 	}
 	if req.Main && len(rec.Command) > 0 {
-		if x, err := s.Exec(rec.ID, api.MainExec); err == nil {
+		if x, err := s.Detached(rec.ID, api.MainExec); err == nil {
 			ask.Main = x.PID
 		}
 	}

@@ -95,23 +95,21 @@ func (s *API) DiskUsage(ctx context.Context) (api.DiskUsage, error) {
 		case err != nil:
 			f.Unknown = class.Clip(err.Error())
 		}
-		logs, err := s.logs.logFiles(rec.ID)
+		logs, bytes, err := s.logs.Usage(rec.ID)
 		if err != nil {
 			return api.DiskUsage{}, err
 		}
-		for _, l := range logs {
-			f.Log += l.size
-		}
+		f.Log = bytes
 		u.Files = append(u.Files, f)
 		u.Sandboxes.Count++
 		u.Sandboxes.Bytes += f.Bytes
-		if len(logs) > 0 {
+		if logs > 0 {
 			u.Logs.Count++
 			u.Logs.Bytes += f.Log
 		}
 		if !prunable(&rec) {
 			u.Sandboxes.Active++
-			if len(logs) > 0 {
+			if logs > 0 {
 				u.Logs.Active++
 			}
 			continue

@@ -259,6 +259,9 @@ var oneWays = map[string]oneWay{
 		from: []string{"internal/httpapi", "tests/face"}, deny: []string{"runtime", "image", "internal", "agent", "seccomp", "oci-profiles"},
 		except: []string{"internal/httpapi", "internal/service", "internal/service/class", "internal/flock", "internal/relay", "internal/unixmsg"},
 	},
+	"the stores of output know no sandboxes": {
+		from: []string{"internal/service/execlog", "internal/service/mainlog"}, deny: []string{"runtime", "image", "internal", "agent", "netns", "interpreter"},
+	},
 	"the service knows no launcher": {from: []string{"internal/service"}, deny: []string{"internal/launcher"}},
 	"only the launcher links libcontainer": {
 		from: []string{"internal/service", "internal/httpapi", "internal/daemon", "internal/boot", "internal/cli", "cmd/sandboxd"},

@@ -141,7 +141,7 @@ func (f *Face) start(s *service.API, w http.ResponseWriter, r *http.Request) err
 
 // attach follows a job's output to its end.
 func (f *Face) attach(s *service.API, w http.ResponseWriter, r *http.Request) error {
-	job, err := s.Exec(r.PathValue("box"), r.PathValue("job"))
+	job, err := s.Detached(r.PathValue("box"), r.PathValue("job"))
 	if err != nil {
 		return err
 	}

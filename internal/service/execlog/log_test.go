@@ -1,21 +1,18 @@
-package service
+package execlog
 
 import (
 	"bytes"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // put writes to a log as a splice would.
-func put(t *testing.T, l *execLog, stream string, p []byte) {
+func put(t *testing.T, l *Log, stream string, p []byte) {
 	t.Helper()
 	n, err := l.Take(stream, func(file int) (int, error) { return unix.Write(file, p) })
 	if err != nil || n != len(p) {
@@ -24,7 +21,7 @@ func put(t *testing.T, l *execLog, stream string, p []byte) {
 }
 
 // nothing is a turn that comes to nothing: the pipe was empty.
-func nothing(t *testing.T, l *execLog, stream string) {
+func nothing(t *testing.T, l *Log, stream string) {
 	t.Helper()
 	if _, err := l.Take(stream, func(int) (int, error) { return 0, unix.EAGAIN }); err != unix.EAGAIN { //nolint:errorlint // as given
 		t.Fatal(err)
@@ -33,13 +30,13 @@ func nothing(t *testing.T, l *execLog, stream string) {
 
 // Whatever the order of the output, its end is kept, byte for byte and of the right stream; dropped
 // bytes are counted; and the next daemon reads the two files alike.
-func TestExecLogKeepsTheEnd(t *testing.T) {
+func TestLogKeepsTheEnd(t *testing.T) {
 	source := rand.NewChaCha8([32]byte{1, 2})
 	rnd := rand.New(source)
 	for round := range 16 {
 		limit := int64(1 + rnd.IntN(2<<20))
 		most := []int{1, 3, 1000, 64 << 10}[round%4]
-		l, err := newExecLog(limit, false)
+		l, err := New(limit, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,17 +65,17 @@ func TestExecLogKeepsTheEnd(t *testing.T) {
 		}
 		for range 2 {
 			check(t, l, all, streams, pieces)
-			if l, err = adoptExecLog(l.out, l.state, limit); err != nil {
+			if l, err = Adopt(l.out, l.state, limit); err != nil {
 				t.Fatal(err)
 			}
 		}
-		l.close()
+		l.Close()
 	}
 }
 
-func check(t *testing.T, l *execLog, all, streams []byte, pieces int) {
+func check(t *testing.T, l *Log, all, streams []byte, pieces int) {
 	t.Helper()
-	stdout, stderr, dropped := l.counts()
+	stdout, stderr, dropped := l.Counts()
 	if want := int64(bytes.Count(streams, []byte{'o'})); stdout != want || stderr != int64(len(all))-want {
 		t.Fatalf("%d and %d bytes, want %d of %d", stdout, stderr, want, len(all))
 	}
@@ -91,128 +88,112 @@ func check(t *testing.T, l *execLog, all, streams []byte, pieces int) {
 	buf := make([]byte, 64<<10)
 	at := int64(0)
 	for {
-		c, err := l.read(at, buf)
+		c, err := l.Read(at, buf)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if at == 0 && c.at != dropped {
-			t.Fatalf("it begins at %d, not %d", c.at, dropped)
+		if at == 0 && c.At != dropped {
+			t.Fatalf("it begins at %d, not %d", c.At, dropped)
 		}
-		if len(c.data) == 0 {
-			if at = c.at; at != int64(len(all)) || c.more == nil {
+		if len(c.Data) == 0 {
+			if at = c.At; at != int64(len(all)) || c.More == nil {
 				t.Fatalf("it ends at %d of %d", at, len(all))
 			}
 			return
 		}
-		at = c.at + int64(len(c.data))
-		if !bytes.Equal(c.data, all[c.at:at]) || bytes.Count(streams[c.at:at], []byte{c.stream[3]}) != len(c.data) {
-			t.Fatalf("%s from %d to %d is not what was written", c.stream, c.at, at)
+		at = c.At + int64(len(c.Data))
+		if !bytes.Equal(c.Data, all[c.At:at]) || bytes.Count(streams[c.At:at], []byte{c.Stream[3]}) != len(c.Data) {
+			t.Fatalf("%s from %d to %d is not what was written", c.Stream, c.At, at)
 		}
 	}
 }
 
-func TestExecLogWakesReaders(t *testing.T) {
-	l, err := newExecLog(1<<20, false)
+func TestLogWakesReaders(t *testing.T) {
+	l, err := New(1<<20, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.close()
+	defer l.Close()
 	buf := make([]byte, 10)
-	c, err := l.read(0, buf)
-	if err != nil || c.more == nil || c.over {
+	c, err := l.Read(0, buf)
+	if err != nil || c.More == nil || c.Over {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	put(t, l, "stdout", []byte("a\xc3"))
-	<-c.more
-	if c, err = l.read(0, buf); err != nil || string(c.data) != "a\xc3" || c.whole || c.more == nil {
+	<-c.More
+	if c, err = l.Read(0, buf); err != nil || string(c.Data) != "a\xc3" || c.Whole || c.More == nil {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	nothing(t, l, "stderr")
 	put(t, l, "stdout", []byte("\xa9"))
-	<-c.more
-	if c, err = l.read(1, buf); err != nil || string(c.data) != "é" || len(l.pieces) != 1 {
+	<-c.More
+	if c, err = l.Read(1, buf); err != nil || string(c.Data) != "é" || len(l.pieces) != 1 {
 		t.Fatalf("%+v, %v, %d pieces", c, err, len(l.pieces))
 	}
 	put(t, l, "stderr", []byte("!"))
-	if c, err = l.read(0, buf); err != nil || !c.whole || c.more != nil {
+	if c, err = l.Read(0, buf); err != nil || !c.Whole || c.More != nil {
 		t.Fatalf("%+v, %v", c, err)
 	}
-	if c, err = l.read(4, buf); err != nil || c.more == nil {
+	if c, err = l.Read(4, buf); err != nil || c.More == nil {
 		t.Fatalf("%+v, %v", c, err)
 	}
-	l.finish()
-	<-c.more
-	if c, err = l.read(4, buf); err != nil || !c.over {
+	l.Finish()
+	<-c.More
+	if c, err = l.Read(4, buf); err != nil || !c.Over {
 		t.Fatalf("%+v, %v", c, err)
 	}
 }
 
 // A damaged state is refused, and crashes nothing.
-func FuzzAdoptExecLog(f *testing.F) {
+func FuzzAdopt(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 0, 0, 0, 0}, make([]byte, pieceSize), 10)
 	f.Add([]byte{255, 255, 255, 255, 255, 255, 255, 255}, bytes.Repeat([]byte{255}, pieceSize), 10)
 	f.Fuzz(func(t *testing.T, head, pieces []byte, total int) {
 		if len(head) > 4096 || len(pieces) > 64<<10 || total < 0 || total > 1<<16 {
 			return
 		}
-		l, err := newExecLog(1<<10, false)
+		l, err := New(1<<10, false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.close()
+		defer l.Close()
 		_, _ = l.state.WriteAt(head, 0)
 		_, _ = l.state.WriteAt(pieces, journalAt)
 		_, _ = l.out.Write(make([]byte, total))
-		a, err := adoptExecLog(l.out, l.state, 1<<10)
+		a, err := Adopt(l.out, l.state, 1<<10)
 		if err != nil {
 			return
 		}
-		stdout, stderr, dropped := a.counts()
+		stdout, stderr, dropped := a.Counts()
 		if stdout < 0 || stderr < 0 || dropped < 0 || stdout+stderr != int64(total) || dropped > int64(total) {
 			t.Errorf("%d, %d, %d", stdout, stderr, dropped)
 		}
 		at := int64(0)
 		for {
-			c, err := a.read(at, make([]byte, 100))
+			c, err := a.Read(at, make([]byte, 100))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(c.data) == 0 {
+			if len(c.Data) == 0 {
 				return
 			}
-			at = c.at + int64(len(c.data))
+			at = c.At + int64(len(c.Data))
 		}
 	})
 }
 
-// Wherever a text is cut, only the beginning of a character is held back.
-func TestSplitTail(t *testing.T) {
-	const text = "aé€😀z\u0800\U0010ffff"
-	for i := range len(text) + 1 {
-		n := splitTail([]byte(text[:i]))
-		if whole := text[:i-n]; n > 3 || !utf8.ValidString(whole) {
-			t.Errorf("%q: %d", text[:i], n)
-		}
-	}
-	for s, want := range map[string]int{"": 0, "\xff": 0, "a\x80": 0, "\x80\x80\x80\x80": 0, "\xc3": 1, "\xe2\x82": 2, "\xf0\x9f\x98": 3, "\xc3(": 0, "\xed\xa0": 0} {
-		if got := splitTail([]byte(s)); got != want {
-			t.Errorf("%q: %d, want %d", s, got, want)
-		}
-	}
-}
-
 // Output to be saved elsewhere is not dropped before. A writer of more waits, in streams as in
 // pieces, and no longer than necessary.
-func TestExecLogWaitsForWhoSaves(t *testing.T) {
+func TestLogWaitsForWhoSaves(t *testing.T) {
 	for name, tc := range map[string]struct{ step, rounds int }{"much": {64 << 10, 64}, "pieces": {1, 3 * maxPieces}} {
 		t.Run(name, func(t *testing.T) {
-			l, err := newExecLog(128<<10, false)
+			l, err := New(128<<10, false)
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer l.close()
-			defer l.hand() // which ends the writer
-			l.save(0)
+			defer l.Close()
+			defer l.Hand() // which ends the writer
+			l.Save(0)
 			written := make(chan struct{})
 			go func() {
 				defer close(written)
@@ -231,20 +212,20 @@ func TestExecLogWaitsForWhoSaves(t *testing.T) {
 			<-blocked(l, written)
 			buf := make([]byte, 64<<10)
 			for from, end := int64(0), int64(tc.rounds*tc.step); from < end; {
-				c, err := l.read(from, buf)
-				if err != nil || c.at != from {
-					t.Fatalf("at %d there is %d, %v", from, c.at, err)
+				c, err := l.Read(from, buf)
+				if err != nil || c.At != from {
+					t.Fatalf("at %d there is %d, %v", from, c.At, err)
 				}
-				from += int64(len(c.data))
-				l.saves(from)
-				if len(c.data) == 0 {
-					<-c.more
+				from += int64(len(c.Data))
+				l.Saved(from)
+				if len(c.Data) == 0 {
+					<-c.More
 				}
 			}
 			<-written
 			// When the daemon stops, output that is not taken stays in the pipe.
-			l.hand()
-			if n, err := l.Take("stdout", func(int) (int, error) { return 1, nil }); n != 0 || !errors.Is(err, errHanded) {
+			l.Hand()
+			if n, err := l.Take("stdout", func(int) (int, error) { return 1, nil }); n != 0 || !errors.Is(err, ErrHanded) {
 				t.Errorf("%d, %v", n, err)
 			}
 		})
@@ -252,7 +233,7 @@ func TestExecLogWaitsForWhoSaves(t *testing.T) {
 }
 
 // blocked is closed when the log has no room, or no writer is left.
-func blocked(l *execLog, written <-chan struct{}) <-chan struct{} {
+func blocked(l *Log, written <-chan struct{}) <-chan struct{} {
 	full := make(chan struct{})
 	go func() {
 		defer close(full)
@@ -277,16 +258,15 @@ func blocked(l *execLog, written <-chan struct{}) <-chan struct{} {
 
 // A reader that holds the output gets all of it, however little is kept, and whatever the program
 // writes meanwhile. The memory stays bounded.
-func TestExecLogWaitsForReadersThatHold(t *testing.T) {
+func TestLogWaitsForReadersThatHold(t *testing.T) {
 	for _, limit := range []int64{1, 1000, takeSize, 256 << 10} {
-		l, err := newExecLog(limit, false)
+		l, err := New(limit, false)
 		if err != nil {
 			t.Fatal(err)
 		}
 		const rounds = 64
-		var h hold
 		put(t, l, "stdout", bytes.Repeat([]byte("-"), 10)) // perhaps dropped before
-		l.hold(&h)
+		h := l.Hold(0)
 		written := make(chan struct{})
 		go func() {
 			defer close(written)
@@ -297,15 +277,14 @@ func TestExecLogWaitsForReadersThatHold(t *testing.T) {
 				}
 			}
 		}()
-		x := &Execution{log: l, done: make(chan struct{})}
 		buf := make([]byte, 64<<10)
 		first := max(0, 10-limit)
 		for from := first; from < 10+rounds*takeSize; {
-			c, err := x.log.read(from, buf)
-			if err != nil || c.at != from {
-				t.Fatalf("limit %d: at %d there is %d, %v", limit, from, c.at, err)
+			c, err := l.Read(from, buf)
+			if err != nil || c.At != from {
+				t.Fatalf("limit %d: at %d there is %d, %v", limit, from, c.At, err)
 			}
-			for i, b := range c.data {
+			for i, b := range c.Data {
 				if at := from + int64(i) - 10; at >= 0 && b != byte('a'+at/takeSize%26) {
 					t.Fatalf("limit %d: another byte at %d", limit, at)
 				}
@@ -315,42 +294,41 @@ func TestExecLogWaitsForReadersThatHold(t *testing.T) {
 				t.Errorf("limit %d: %d bytes are kept", limit, kept)
 			}
 			l.mu.Unlock()
-			from += int64(len(c.data))
-			l.taken(&h, from)
-			if len(c.data) == 0 {
-				<-c.more
+			from += int64(len(c.Data))
+			h.Taken(from)
+			if len(c.Data) == 0 {
+				<-c.More
 			}
 		}
 		<-written
-		l.unhold(&h)
+		h.Release()
 		put(t, l, "stderr", []byte("x"))
-		if _, _, dropped := l.counts(); dropped != max(0, 10+rounds*takeSize+1-limit) && dropped != 10+rounds*takeSize {
+		if _, _, dropped := l.Counts(); dropped != max(0, 10+rounds*takeSize+1-limit) && dropped != 10+rounds*takeSize {
 			t.Errorf("limit %d: %d bytes are dropped", limit, dropped)
 		}
-		l.close()
+		l.Close()
 	}
 }
 
 // A program that waits for a reader goes on when that ends, the exec is deleted or the daemon
 // stops. A hold that comes after a deletion holds nothing.
-func TestExecLogStopsWaitingForReaders(t *testing.T) {
+func TestLogStopsWaitingForReaders(t *testing.T) {
 	for name, tc := range map[string]struct {
-		end  func(l *execLog, h *hold)
+		end  func(l *Log, h *Hold)
 		want error
 	}{
-		"reader": {func(l *execLog, h *hold) { l.unhold(h) }, nil},
-		"exec":   {func(l *execLog, _ *hold) { l.freeHolds() }, nil},
-		"daemon": {func(l *execLog, _ *hold) { l.hand() }, errHanded},
+		"reader": {func(_ *Log, h *Hold) { h.Release() }, nil},
+		"exec":   {func(l *Log, _ *Hold) { l.ReleaseHolds() }, nil},
+		"daemon": {func(l *Log, _ *Hold) { l.Hand() }, ErrHanded},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, err := newExecLog(128<<10, false)
+			l, err := New(128<<10, false)
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer l.close()
-			var h, late hold
-			l.hold(&h)
-			if l.held() == nil {
+			defer l.Close()
+			h := l.Hold(0)
+			if l.Held() == nil {
 				t.Error("it is not held")
 			}
 			written := make(chan error, 1)
@@ -372,53 +350,68 @@ func TestExecLogStopsWaitingForReaders(t *testing.T) {
 				t.Fatal("it has not waited")
 			default:
 			}
-			tc.end(l, &h)
+			tc.end(l, h)
 			if name == "exec" {
-				l.hold(&late)
+				l.Hold(0)
 			}
 			if err := <-written; !errors.Is(err, tc.want) {
 				t.Errorf("%v", err)
 			}
-			if name != "daemon" && l.held() != nil {
+			if name != "daemon" && l.Held() != nil {
 				t.Error("it is held")
 			}
 		})
 	}
 }
 
-// A client that fails while it holds the output leaves no hold, also one that has waited for the
-// start.
-func TestAttachHeldLeavesNoHold(t *testing.T) {
-	l, err := newExecLog(128<<10, false)
+// A document is there as a whole or not at all, also for the next daemon, and a damaged one is
+// refused.
+func TestDocuments(t *testing.T) {
+	l, err := New(1<<10, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.close()
-	x := &Execution{log: l, done: make(chan struct{})}
-	put(t, l, "stdout", []byte("hello"))
-	gone := errors.New("gone")
-	var u Upcoming
-	l.hold(&u.hold)
-	for _, u := range []*Upcoming{nil, &u} {
-		err := x.AttachHeld(t.Context(), 0, u, true, func(e api.ExecEvent) error {
-			if e.Text == "" {
-				return nil
-			}
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			if len(l.holds) == 0 {
-				t.Error("nothing holds it meanwhile")
-			}
-			return gone
-		})
-		if !errors.Is(err, gone) {
-			t.Errorf("%v", err)
+	defer l.Close()
+	type value struct{ A, B int64 }
+	var v value
+	for _, d := range []Document{Record, End, Context} {
+		if ok, err := l.Document(d, &v); ok || err != nil {
+			t.Errorf("document %d, unwritten: %v, %v", d, ok, err)
 		}
 	}
-	if len(l.holds) != 0 || l.followers.Load() != 0 {
-		t.Errorf("%d hold it, %d follow", len(l.holds), l.followers.Load())
+	if err := l.ReadPlace(&v); err == nil {
+		t.Error("a place that was not written is read")
 	}
-	if err := (&Execution{}).AttachHeld(t.Context(), 0, nil, true, nil); !errors.Is(err, runtime.ErrState) {
-		t.Errorf("%v", err)
+	if err := l.Write(Context, value{3, 4}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Write(Record, strings.Repeat("x", maxDocument)); err == nil {
+		t.Error("a document is larger than its place")
+	}
+	if err := l.WritePlace(&value{5, 6}); err != nil {
+		t.Fatal(err)
+	}
+	next, err := Adopt(l.out, l.state, 1<<10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []Document{Record, End} { // the file is longer than these places now
+		if ok, err := next.Document(d, &v); ok || err != nil {
+			t.Errorf("document %d, unwritten: %v, %v", d, ok, err)
+		}
+	}
+	if ok, err := next.Document(Context, &v); !ok || err != nil || v != (value{3, 4}) {
+		t.Errorf("%+v, %v, %v", v, ok, err)
+	}
+	if err := next.ReadPlace(&v); err != nil || v != (value{5, 6}) {
+		t.Errorf("%+v, %v", v, err)
+	}
+	for _, size := range []byte{1, 255} { // half of the text; more than a document has
+		if _, err := l.state.WriteAt(bytes.Repeat([]byte{size}, 1+int(size>>5)), int64(Context)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := next.Document(Context, &v); err == nil {
+			t.Errorf("a document of %d is read", size)
+		}
 	}
 }

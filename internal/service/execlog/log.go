@@ -1,8 +1,8 @@
-package service
+package execlog
 
 import (
+	"cmp"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -14,19 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// execLog is the output of a detached exec, and its record, in two files of memory that outlive the
-// daemon (see package guest on how the bytes get there without being lost at any moment).
-//
-// The first file has the output: byte n lies at offset n, whatever the stream, and the file's own
-// offset, which the kernel keeps, is the total. Output older than the limit is punched out, so that
-// the file is sparse and never wraps.
-//
-// The second file, the state, has the number of pieces at 0, the latest pieces from journalAt on,
-// and a JSON document each at recordAt and endAt, with its length before it. A piece is output of
-// one stream up to the next of the other; it is noted before its first byte is moved.
-type execLog struct {
+// ErrHanded ends the taking of output that the next daemon takes.
+var ErrHanded = errors.New("the daemon is stopping, and leaves the exec to the next one")
+
+// Log is the output of one detached exec, and the documents that describe it.
+type Log struct {
 	out, state     *os.File
-	relayR, relayW *os.File // see guest.Sink; nil without a terminal
+	relayR, relayW *os.File // nil without a terminal
 	limit          int64
 	followers      atomic.Int32 // clients that are attached
 
@@ -41,15 +35,16 @@ type execLog struct {
 	room   sync.Cond // with mu: output that is saved or held leaves room as it is taken
 	saving bool      // the output is saved elsewhere before it is dropped
 	saved  int64     // the offset up to which that has been done
-	let    bool      // the saver has stopped: nothing is taken
-	holds  map[*hold]struct{}
+	handed bool      // nothing more is taken
+	holds  map[*Hold]struct{}
 	free   bool // holds keep nothing any more
 }
 
-// A hold keeps output from being dropped before its reader has taken it. A program that is faster
+// A Hold keeps output from being dropped before its reader has taken it. A program that is faster
 // waits.
-type hold struct {
-	at int64 // offset up to which the reader has taken the output; guarded by the log's mu
+type Hold struct {
+	log *Log
+	at  int64 // offset up to which the reader has taken the output; guarded by the log's mu
 }
 
 type piece struct {
@@ -62,9 +57,6 @@ const (
 	journalAt = 4096
 	pieceSize = 24
 	maxPieces = 4096 // beyond them output is dropped as beyond the limit: a program that writes its streams in turns, byte by byte
-	recordAt  = 1 << 20
-	endAt     = 2 << 20
-	maxState  = 512 << 10 // of a document
 
 	// punchSize is how much is dropped at a time. That much more than the limit may lie in memory.
 	punchSize = 256 << 10
@@ -73,12 +65,14 @@ const (
 	takeSize = 64 << 10
 )
 
-func newExecLog(limit int64, tty bool) (_ *execLog, err error) {
-	l := &execLog{limit: limit}
+// New makes an empty log that keeps the latest bytes, up to a limit. Output of a terminal needs a
+// relay: it cannot be spliced to a file.
+func New(limit int64, tty bool) (_ *Log, err error) {
+	l := &Log{limit: limit}
 	l.room.L = &l.mu
 	defer func() {
 		if err != nil {
-			l.close()
+			l.Close()
 		}
 	}()
 	if l.out, err = memfile("output"); err != nil {
@@ -105,9 +99,10 @@ func memfile(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// adoptExecLog reads the files of the last daemon. They stay the caller's on error.
-func adoptExecLog(out, state *os.File, limit int64) (*execLog, error) {
-	l := &execLog{out: out, state: state, limit: limit}
+// Adopt reads the two files that the last daemon left, as [Log.Files] returned them. They stay the
+// caller's on error.
+func Adopt(out, state *os.File, limit int64) (*Log, error) {
+	l := &Log{out: out, state: state, limit: limit}
 	l.room.L = &l.mu
 	var err error
 	if l.total, err = unix.Seek(int(out.Fd()), 0, unix.SEEK_CUR); err != nil {
@@ -140,15 +135,17 @@ func adoptExecLog(out, state *os.File, limit int64) (*execLog, error) {
 
 func pieceAt(i uint64) int64 { return journalAt + int64(i%maxPieces)*pieceSize }
 
-// Take implements guest.Sink.
-func (l *execLog) Take(stream string, move func(file int) (int, error)) (int, error) {
+// Take calls move, which moves bytes to the file at its offset and returns their number, and
+// records the stream that they belong to. It waits while the output could displace bytes that are
+// unsaved or held, and fails with [ErrHanded] after Hand.
+func (l *Log) Take(stream string, move func(file int) (int, error)) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for !l.let && l.full() {
+	for !l.handed && l.full() {
 		l.room.Wait()
 	}
-	if l.let {
-		return 0, errHanded
+	if l.handed {
+		return 0, ErrHanded
 	}
 	if err := l.beginPiece(stream == "stderr"); err != nil {
 		return 0, err
@@ -162,52 +159,54 @@ func (l *execLog) Take(stream string, move func(file int) (int, error)) (int, er
 	return n, err
 }
 
-// save makes the log wait for [execLog.saves]: unsaved output is not dropped. It is called before
-// the first Take.
-func (l *execLog) save(from int64) {
+// Save makes the log wait for [Log.Saved]: unsaved output is not dropped. It is called before the
+// first Take.
+func (l *Log) Save(from int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.saving, l.saved = true, from
 }
 
-// saves reports that the output up to this offset is kept elsewhere.
-func (l *execLog) saves(until int64) {
+// Saved reports that the output up to this offset is kept elsewhere.
+func (l *Log) Saved(until int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.saved = max(l.saved, until)
 	l.room.Broadcast()
 }
 
-// hold makes the log wait for a reader, from the oldest output that it has or the reader's offset.
-func (l *execLog) hold(h *hold) {
+// Hold makes the log wait for a reader: nothing behind the offset is dropped, nor behind the oldest
+// output that it has, until the reader has taken it.
+func (l *Log) Hold(from int64) *Hold {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.holds == nil {
-		l.holds = make(map[*hold]struct{})
+		l.holds = make(map[*Hold]struct{})
 	}
-	h.at = max(h.at, l.start())
+	h := &Hold{log: l, at: max(from, l.start())}
 	l.holds[h] = struct{}{}
+	return h
 }
 
-// taken moves a hold.
-func (l *execLog) taken(h *hold, until int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// Taken reports that the reader has the output up to an offset.
+func (h *Hold) Taken(until int64) {
+	h.log.mu.Lock()
+	defer h.log.mu.Unlock()
 	h.at = until
-	l.room.Broadcast()
+	h.log.room.Broadcast()
 }
 
-// unhold ends a hold.
-func (l *execLog) unhold(h *hold) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.holds, h)
-	l.room.Broadcast()
-	l.wake()
+// Release ends the hold. A second call changes nothing.
+func (h *Hold) Release() {
+	h.log.mu.Lock()
+	defer h.log.mu.Unlock()
+	delete(h.log.holds, h)
+	h.log.room.Broadcast()
+	h.log.wake()
 }
 
-// freeHolds ends all holds, also those to come: the sandbox is being deleted.
-func (l *execLog) freeHolds() {
+// ReleaseHolds ends all holds, also those to come: the sandbox is being deleted.
+func (l *Log) ReleaseHolds() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.free = true
@@ -215,8 +214,8 @@ func (l *execLog) freeHolds() {
 	l.wake()
 }
 
-// held returns a channel that is closed at the next change, nil if no reader holds the log.
-func (l *execLog) held() <-chan struct{} {
+// Held returns a channel that is closed at the next change, nil if no reader holds the log.
+func (l *Log) Held() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.holds) == 0 || l.free {
@@ -225,16 +224,16 @@ func (l *execLog) held() <-chan struct{} {
 	return l.waiting()
 }
 
-// hand makes Take refuse more: the rest stays in the pipe for the next daemon.
-func (l *execLog) hand() {
+// Hand makes Take refuse more: the rest stays in the pipe for the next daemon.
+func (l *Log) Hand() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.let = true
+	l.handed = true
 	l.room.Broadcast()
 }
 
 // full reports whether the next output could drop output that is unsaved or held. It needs mu.
-func (l *execLog) full() bool {
+func (l *Log) full() bool {
 	const pieces = maxPieces - 2
 	kept := int64(math.MaxInt64)
 	if l.saving {
@@ -249,14 +248,26 @@ func (l *execLog) full() bool {
 	return l.total-kept > l.keeps()-takeSize || n >= pieces && l.pieces[n-pieces].at >= kept
 }
 
-// Relay implements guest.Sink.
-func (l *execLog) Relay() (r, w *os.File) { return l.relayR, l.relayW }
+// Relay returns the pipe for the output of a terminal, nil without one.
+func (l *Log) Relay() (r, w *os.File) { return l.relayR, l.relayW }
 
-// Followed implements guest.Sink.
-func (l *execLog) Followed() bool { return l.followers.Load() > 0 }
+// AdoptRelay takes over the pipe that the last daemon left.
+func (l *Log) AdoptRelay(r, w *os.File) { l.relayR, l.relayW = r, w }
+
+// Files returns the files that another daemon needs to go on, as [Adopt] takes them.
+func (l *Log) Files() []*os.File { return []*os.File{l.out, l.state} }
+
+// Follow notes that a client reads the output as it comes, until it calls done.
+func (l *Log) Follow() (done func()) {
+	l.followers.Add(1)
+	return func() { l.followers.Add(-1) }
+}
+
+// Followed reports whether a client reads the output as it comes. Then it is not throttled.
+func (l *Log) Followed() bool { return l.followers.Load() > 0 }
 
 // beginPiece notes that the next output is of this stream. It needs mu.
-func (l *execLog) beginPiece(stderr bool) error {
+func (l *Log) beginPiece(stderr bool) error {
 	last := len(l.pieces) - 1
 	if last >= 0 && l.pieces[last].stderr == stderr {
 		return nil
@@ -290,7 +301,7 @@ func (l *execLog) beginPiece(stderr bool) error {
 	return l.counted()
 }
 
-func (l *execLog) counted() error {
+func (l *Log) counted() error {
 	var b [8]byte
 	binary.NativeEndian.PutUint64(b[:], l.count)
 	if _, err := l.state.WriteAt(b[:], 0); err != nil {
@@ -300,7 +311,7 @@ func (l *execLog) counted() error {
 }
 
 // wrote returns the bytes of stdout. It needs mu.
-func (l *execLog) wrote() int64 {
+func (l *Log) wrote() int64 {
 	if len(l.pieces) == 0 {
 		return 0
 	}
@@ -313,7 +324,7 @@ func (l *execLog) wrote() int64 {
 
 // keeps returns the number of the latest bytes that are kept: the limit, or takeSize
 // if that is more and a reader holds the log. It needs mu.
-func (l *execLog) keeps() int64 {
+func (l *Log) keeps() int64 {
 	if len(l.holds) > 0 && !l.free {
 		return max(l.limit, takeSize)
 	}
@@ -321,7 +332,7 @@ func (l *execLog) keeps() int64 {
 }
 
 // start is the offset of the first byte that is kept. It needs mu.
-func (l *execLog) start() int64 {
+func (l *Log) start() int64 {
 	from := max(l.punched, l.total-l.keeps()) // a hold that begins brings no byte back
 	if len(l.pieces) > 0 {
 		from = max(from, l.pieces[0].at)
@@ -330,7 +341,7 @@ func (l *execLog) start() int64 {
 }
 
 // trim forgets pieces and output beyond the limits. It needs mu.
-func (l *execLog) trim() {
+func (l *Log) trim() {
 	from := max(0, l.total-l.keeps())
 	drop := max(0, len(l.pieces)-maxPieces)
 	for drop+1 < len(l.pieces) && l.pieces[drop+1].at <= from {
@@ -349,91 +360,84 @@ func (l *execLog) trim() {
 }
 
 // wake needs mu.
-func (l *execLog) wake() {
+func (l *Log) wake() {
 	if l.changed != nil {
 		close(l.changed)
 		l.changed = nil
 	}
 }
 
-// finish says that nothing more will come.
-func (l *execLog) finish() {
+// Finish notes that nothing more will come, so that readers come to an end.
+func (l *Log) Finish() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.over = true
 	l.wake()
 }
 
-// counts returns the bytes of each stream and the bytes dropped from the beginning.
-func (l *execLog) counts() (stdout, stderr, dropped int64) {
+// Counts returns the bytes of each stream and the bytes dropped from the beginning.
+func (l *Log) Counts() (stdout, stderr, dropped int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	stdout = l.wrote()
 	return stdout, l.total - stdout, l.start()
 }
 
-// end is the offset behind the last byte.
-func (l *execLog) end() int64 {
+// End returns the offset behind the last byte.
+func (l *Log) End() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.total
 }
 
-// A chunk is output of one stream.
-type chunk struct {
-	stream string
-	at     int64 // at least the offset asked for; more if that is dropped
-	data   []byte
-	whole  bool            // no byte of this stream follows the chunk directly
-	more   <-chan struct{} // closed when there is more; nil if there is more already, or never will be
-	over   bool            // with no data: this is the end
+// A Chunk is output of one stream.
+type Chunk struct {
+	Stream string          // "stdout" or "stderr"
+	At     int64           // at least the offset asked for; more if that is dropped
+	Data   []byte          // in the buffer of the reader
+	Whole  bool            // no byte of this stream follows the chunk directly
+	More   <-chan struct{} // closed when there is more; nil if there is more already, or never will be
+	Over   bool            // with no data: this is the end
 }
 
-// read gives what comes at from, or as soon after it as something is kept. The data is buf's.
-func (l *execLog) read(from int64, buf []byte) (chunk, error) {
+// Read returns output of one stream from an offset on, or from the oldest byte that is kept if that
+// comes later. It does not wait: see [Chunk].
+func (l *Log) Read(from int64, buf []byte) (Chunk, error) {
 	for {
 		l.mu.Lock()
-		c := chunk{at: max(from, l.start()), stream: "stdout"}
-		if c.at >= l.total {
-			c.at = l.total
-			if c.over = l.over; !c.over {
-				c.more = l.waiting()
+		c := Chunk{At: max(from, l.start()), Stream: "stdout"}
+		if c.At >= l.total {
+			c.At = l.total
+			if c.Over = l.over; !c.Over {
+				c.More = l.waiting()
 			}
 			l.mu.Unlock()
 			return c, nil
 		}
-		i, found := slices.BinarySearchFunc(l.pieces, c.at, func(p piece, at int64) int {
-			switch {
-			case p.at < at:
-				return -1
-			case p.at > at:
-				return 1
-			}
-			return 0
-		})
+		i, found := slices.BinarySearchFunc(l.pieces, c.At, func(p piece, at int64) int { return cmp.Compare(p.at, at) })
 		if !found {
 			i--
 		}
 		if l.pieces[i].stderr {
-			c.stream = "stderr"
+			c.Stream = "stderr"
 		}
 		until := l.total
 		if i+1 < len(l.pieces) {
 			until = l.pieces[i+1].at
 		}
-		c.data = buf[:min(int64(len(buf)), until-c.at)]
-		if c.at+int64(len(c.data)) == until {
-			c.whole = i+1 < len(l.pieces) && until < l.total || l.over
+		c.Data = buf[:min(int64(len(buf)), until-c.At)]
+		if c.At+int64(len(c.Data)) == until {
+			c.Whole = i+1 < len(l.pieces) && until < l.total || l.over
 			if until == l.total && !l.over {
-				c.more = l.waiting()
+				c.More = l.waiting()
 			}
 		}
 		l.mu.Unlock()
-		if _, err := l.out.ReadAt(c.data, c.at); err != nil {
-			return chunk{}, fmt.Errorf("read the output that is kept: %w", err)
+		if _, err := l.out.ReadAt(c.Data, c.At); err != nil {
+			return Chunk{}, fmt.Errorf("read the output that is kept: %w", err)
 		}
 		l.mu.Lock()
-		overtaken := l.start() > c.at
+		overtaken := l.start() > c.At
 		l.mu.Unlock()
 		if !overtaken {
 			return c, nil
@@ -442,62 +446,16 @@ func (l *execLog) read(from int64, buf []byte) (chunk, error) {
 }
 
 // waiting needs mu.
-func (l *execLog) waiting() <-chan struct{} {
+func (l *Log) waiting() <-chan struct{} {
 	if l.changed == nil {
 		l.changed = make(chan struct{})
 	}
 	return l.changed
 }
 
-// note writes one of the two documents. It is there as a whole or not at all.
-func (l *execLog) note(at int64, v any) error {
-	data, err := json.Marshal(v)
-	if err != nil {
-		return fmt.Errorf("encode the exec's record: %w", err)
-	}
-	if len(data) > maxState {
-		return fmt.Errorf("the exec's record has %d bytes, more than %d", len(data), maxState)
-	}
-	if _, err := l.state.WriteAt(data, at+8); err != nil {
-		return fmt.Errorf("write the exec's record: %w", err)
-	}
-	var b [8]byte
-	binary.NativeEndian.PutUint64(b[:], uint64(len(data)))
-	if _, err := l.state.WriteAt(b[:], at); err != nil {
-		return fmt.Errorf("write the exec's record: %w", err)
-	}
-	return nil
-}
-
-// noted reads one of the two documents; false if it was not written.
-func noted(state *os.File, at int64, v any) (bool, error) {
-	var b [8]byte
-	if n, err := state.ReadAt(b[:], at); n < len(b) {
-		if fi, serr := state.Stat(); serr == nil && fi.Size() <= at {
-			return false, nil
-		}
-		return false, fmt.Errorf("read the exec's record: %w", err)
-	}
-	size := binary.NativeEndian.Uint64(b[:])
-	switch {
-	case size == 0:
-		return false, nil
-	case size > maxState:
-		return false, errors.New("read the exec's record: it is damaged")
-	}
-	data := make([]byte, size)
-	if _, err := state.ReadAt(data, at+8); err != nil {
-		return false, fmt.Errorf("read the exec's record: %w", err)
-	}
-	if err := json.Unmarshal(data, v); err != nil {
-		return false, fmt.Errorf("read the exec's record: %w", err)
-	}
-	return true, nil
-}
-
-// close releases the memory. No output may be moved any more; readers get an error.
-func (l *execLog) close() {
-	l.closeRelay()
+// Close releases the memory. No output may be moved any more; readers get an error.
+func (l *Log) Close() {
+	l.CloseRelay()
 	for _, f := range []*os.File{l.out, l.state} {
 		if f != nil {
 			_ = f.Close() // nothing is written to a disk
@@ -505,10 +463,11 @@ func (l *execLog) close() {
 	}
 }
 
-func (l *execLog) closeRelay() {
+// CloseRelay closes the pipe of a terminal that is no more.
+func (l *Log) CloseRelay() {
 	for _, f := range []*os.File{l.relayR, l.relayW} {
 		if f != nil {
-			_ = f.Close() // as in close
+			_ = f.Close() // as in Close
 		}
 	}
 }
