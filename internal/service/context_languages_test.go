@@ -246,9 +246,15 @@ func (l *tongue) interrupts(t *testing.T, d *daemontest.Running, c api.Context) 
 func (l *tongue) floods(t *testing.T, d *daemontest.Running, c api.Context) {
 	t.Helper()
 	var got strings.Builder
-	streamed(t, d, api.CodeRequest{Code: l.lines}, c, func(e api.CodeEvent) { got.WriteString(e.Text) })
-	if n := strings.Count(got.String(), "\n"); n != 50000 || !strings.HasSuffix(got.String(), "\n50000\n") {
-		t.Errorf("%d lines, %.300q", n, got.String())
+	var failure *api.CodeFailure
+	streamed(t, d, api.CodeRequest{Code: l.lines}, c, func(e api.CodeEvent) {
+		got.WriteString(e.Text)
+		if e.Failure != nil {
+			failure = e.Failure
+		}
+	})
+	if n := strings.Count(got.String(), "\n"); n != 50000 || !strings.HasSuffix(got.String(), "\n50000\n") || failure != nil {
+		t.Errorf("%d lines, %.300q, %+v", n, got.String(), failure)
 	}
 	if res := runIn(d, c, l.large); len(res.Results) != 1 || len(res.Results[0].Text) != 3000000 {
 		t.Errorf("%.200s", summary(res))

@@ -108,7 +108,8 @@ func TestCodeStream(t *testing.T) {
 	if !errors.Is(err, gone) || len(types) != 2 || types[0] != api.CodeStarted {
 		t.Errorf("%v, %v", err, types)
 	}
-	eventually(t, func() error { return shErr(t, s, "! grep -q '[4]713' /tmp/.code-*/main.py 2>/dev/null") })
+	// The directory too, which is removed after its files.
+	eventually(t, func() error { return shErr(t, s, "! ls -d /tmp/.code-* >/dev/null 2>&1") })
 	types = nil
 	end, err := d.Client(t).StreamCode(t.Context(), s.ID, api.CodeRequest{Code: "print('\\u2603', end='')\nx"}, func(e api.CodeEvent) error {
 		types = append(types, e.Type)

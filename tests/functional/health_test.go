@@ -2,6 +2,7 @@ package functional
 
 import (
 	"fmt"
+	"net/http"
 	"os/exec"
 	"strings"
 	"testing"
@@ -72,6 +73,8 @@ func TestHealthOfImage(t *testing.T) {
 	if got := status(); got != "running (unhealthy)" {
 		t.Errorf("ps: %q", got)
 	}
+	// The change is seen before it is on disk, and it is there before the next check.
+	awaitHealth(t, s, "one more failure", func(h *api.SandboxHealth) bool { return h.FailingStreak > bad.FailingStreak })
 	d.Kill9(t)
 	d.Launch(t)
 	if now, err := s.Inspect(t.Context()); err != nil || now.Health.Status != api.HealthUnhealthy || !now.Health.StartedAt.Equal(sb.Health.StartedAt) {
@@ -183,7 +186,11 @@ func TestHealthFlags(t *testing.T) {
 // Checks are no use of a sandbox: one that nothing else uses becomes idle.
 func TestHealthChecksAreNoUse(t *testing.T) {
 	d := shared(t)
-	s := d.Create(t, api.CreateSandbox{IdleTimeout: 3, Settings: api.Settings{HealthCheck: &api.HealthCheck{Test: []string{"CMD", "true"}, Interval: 1}}})
+	s := d.Create(t, api.CreateSandbox{Settings: api.Settings{HealthCheck: &api.HealthCheck{Test: []string{"CMD", "true"}, Interval: 1}}})
+	awaitHealth(t, s, "a check", healthy) // or the time could pass before the first
+	if err := d.Call(t.Context(), http.MethodPatch, "/v1/sandboxes/"+s.ID, api.UpdateSandbox{IdleTimeout: 3}, nil); err != nil {
+		t.Fatal(err)
+	}
 	ended := s.WaitState(t, api.StateStopped)
 	if !strings.HasPrefix(ended.Reason, "idle for") || ended.Health == nil || len(ended.Health.Log) == 0 {
 		t.Errorf("%q, %+v", ended.Reason, ended.Health)
@@ -211,7 +218,10 @@ func TestHostileHealthChecks(t *testing.T) {
 				Limits:   api.Limits{Pids: 64},
 				Settings: api.Settings{HealthCheck: &api.HealthCheck{Test: tt.test, Interval: 1, Timeout: 1, Retries: 1}},
 			})
-			h := awaitHealth(t, s, name, unhealthy)
+			// A machine that stands still makes any check too long: one says what it should.
+			h := awaitHealth(t, s, name, func(h *api.SandboxHealth) bool {
+				return unhealthy(h) && strings.Contains(h.Log[len(h.Log)-1].Output, tt.want)
+			})
 			if last := h.Log[len(h.Log)-1]; !strings.Contains(last.Output, tt.want) || len(last.Output) > 5<<10 || last.ExitCode == 0 {
 				t.Errorf("%d: %.200q, want %q", last.ExitCode, last.Output, tt.want)
 			}

@@ -19,6 +19,9 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
+// hold ends a program of Python whose files would go with it, before their sizes are measured.
+const hold = "import time; time.sleep(31536000)"
+
 // fillers are ways to fill a disk. None ends by itself before it has used some GiB, or a million
 // files.
 var fillers = map[string]string{
@@ -36,12 +39,14 @@ for i in range(1000000): f.seek(i << 20); f.write(b"x" * 65536); f.flush()'`,
 	"deleted": `python3 -c '
 import os
 f = open("/root/deleted", "wb"); os.unlink("/root/deleted")
-for i in range(100000): f.write(b"x" * 65536); f.flush()'`,
+for i in range(100000): f.write(b"x" * 65536); f.flush()
+` + hold + `'`,
 	"deleted one by one": `python3 -c '
 import os
 held = []
 for i in range(900):
-    f = open("/root/d", "wb"); os.unlink("/root/d"); f.write(b"x" * (4 << 20)); f.flush(); held.append(f)'`,
+    f = open("/root/d", "wb"); os.unlink("/root/d"); f.write(b"x" * (4 << 20)); f.flush(); held.append(f)
+` + hold + `'`,
 	"mapped": `python3 -c '
 import mmap
 f = open("/root/m", "w+b"); f.truncate(4 << 30); m = mmap.mmap(f.fileno(), 4 << 30)
@@ -51,7 +56,8 @@ for i in range(1 << 20): m[i * 4096] = 1'`,
 import os
 zeros = os.open("/dev/zero", os.O_RDONLY); held = []
 for i in range(900):
-    fd = os.open("/root", os.O_TMPFILE | os.O_RDWR, 0o600); os.sendfile(fd, zeros, 0, 4 << 20) or os.write(fd, b"x" * (4 << 20)); held.append(fd)'`,
+    fd = os.open("/root", os.O_TMPFILE | os.O_RDWR, 0o600); os.sendfile(fd, zeros, 0, 4 << 20) or os.write(fd, b"x" * (4 << 20)); held.append(fd)
+` + hold + `'`,
 }
 
 // mappedAndDeleted keeps files in mappings alone.
@@ -60,7 +66,8 @@ import ctypes, os
 libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p
 for i in range(900):
     fd = os.open("/root/m", os.O_CREAT | os.O_RDWR); os.unlink("/root/m")
-    os.write(fd, b"x" * (4 << 20)); libc.mmap(None, 4 << 20, 3, 1, fd, 0); os.close(fd)'`
+    os.write(fd, b"x" * (4 << 20)); libc.mmap(None, 4 << 20, 3, 1, fd, 0); os.close(fd)
+` + hold + `'`
 
 // However a program fills the disk, the sandbox is ended, says why, and keeps its files until it is
 // deleted. What takes no space is not counted.
@@ -84,7 +91,7 @@ func limitsHold(t *testing.T, d *harness.Daemon) {
 	for name, script := range fillers {
 		t.Run(name, func(t *testing.T) {
 			s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Disk: 32 << 20, Inodes: 2000}})
-			_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", script}}) // it ends with the sandbox
+			_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", script}, Timeout: testenv.HungAfter.Seconds()}) // it ends with the sandbox
 			got := s.WaitState(t, api.StateStopped)
 			if !strings.HasPrefix(got.Reason, "disk: ") {
 				t.Errorf("ended: %q", got.Reason)
@@ -107,7 +114,7 @@ func TestDiskLimitHoldsInAWorkspace(t *testing.T) {
 	d := shared(t)
 	for name, script := range map[string]string{"bytes": "cat /dev/zero >/workspace/zeros", "mapped and deleted": strings.ReplaceAll(mappedAndDeleted, "/root/", "/workspace/")} {
 		s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Disk: 32 << 20}, Settings: api.Settings{Workspace: workspaceOf(t, t.TempDir())}})
-		_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", script}}) // it ends with the sandbox
+		_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", script}, Timeout: testenv.HungAfter.Seconds()}) // it ends with the sandbox
 		if got := s.WaitState(t, api.StateStopped); !strings.HasPrefix(got.Reason, "disk: ") {
 			t.Errorf("%s: %q", name, got.Reason)
 		}
@@ -254,7 +261,9 @@ func shareSmallDisk(t *testing.T, as *syscall.Credential) {
 				}
 				s := d.Create(t, req)
 				both = append(both, s)
-				fill.Go(func() { _, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", run}}) }) // it ends with the sandbox
+				fill.Go(func() {
+					_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", run}, Timeout: testenv.HungAfter.Seconds()})
+				}) // it ends with the sandbox
 			}
 			fill.Wait()
 			for _, s := range both {

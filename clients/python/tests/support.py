@@ -10,7 +10,7 @@ import threading
 from sandboxd import Sandbox
 
 #: Seconds after which a test that waits for an event has failed (testenv.HungAfter).
-HUNG = 120
+HUNG = 540
 
 
 def image():
@@ -21,6 +21,22 @@ def image():
 def fresh(**options):
     """Returns a sandbox that ends with the test program at the latest."""
     return Sandbox.create(tie=True, image=image(), **options)
+
+
+def timed_out(kind, run, timeout=0.5):
+    """Calls run with a timeout, whose exception of this kind it returns.
+
+    How long a program takes to its first word is not judged: a timeout that was too short for it is doubled.
+    """
+    while True:
+        try:
+            run(timeout)
+        except kind as e:
+            if e.stdout or timeout > HUNG:
+                return e, timeout
+        else:
+            raise AssertionError("it has ended before its timeout")
+        timeout *= 2
 
 
 def asynchronous(method):
