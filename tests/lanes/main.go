@@ -135,7 +135,8 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	}
 	results := newResults(lanes)
 	began := time.Now()
-	if err := compile(ctx, o, static, lanes, inChains(packages)); err != nil {
+	drivers, _ := split(packages)
+	if err := compile(ctx, o, static, lanes, drivers); err != nil {
 		return false, err
 	}
 	// The machines need nothing of the native lanes and run longest, so they begin while the rest is
@@ -239,21 +240,10 @@ func fetch(ctx context.Context, name, script, to string) error {
 	return nil
 }
 
-// runNative runs the lanes of this machine beside each other and writes what came of each. Chains
-// of packages wait until emulated is closed.
+// runNative runs the lanes of this machine beside each other and writes what came of each. Packages
+// that drive daemons wait until emulated is closed.
 func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPackage, emulated <-chan struct{}, results *results) error {
-	chains := 0 // of all lanes
-	for _, l := range lanes {
-		for name := range chainsOf(packages) {
-			if l.native() && name != "" {
-				chains++
-			}
-		}
-	}
-	free := newSlots(chains + o.parallel) // the tests that drive daemons mostly wait
-	for range chains {
-		free.take()
-	}
+	free := newSlots(o.parallel) // for the packages that drive none
 	group, ctx := errgroup.WithContext(ctx)
 	for _, lane := range lanes {
 		switch {
