@@ -281,7 +281,8 @@ func compile(ctx context.Context, o options, k kind, lanes []*lane, packages []*
 type kind string
 
 const (
-	// static is for packages that only drive the built binaries, for packages without goroutines, and for a second lane. The bed's machines, which have another libc, run them too.
+	// static is for packages that only drive the built binaries, for packages without goroutines, and
+	// for a second lane. The bed's machines, which have another libc, run them too.
 	static kind = "static"
 	plain  kind = "plain" // without cgo
 	raced  kind = "raced" // with the race detector
