@@ -1,23 +1,39 @@
 #!/bin/bash
 # debs.sh DIR: fetch the Debian packages that tests/layers makes images of, and those of programs that tests/functional and
-# tests/network and tests/docker run without installing them, into DIR, where they are not there yet.
+# tests/network and tests/docker run without installing them, into DIR, where they are not there yet. Those of tests/functional and
+# tests/docker, which run on the host, are unpacked in DIR/unpacked.
 set -euo pipefail
 # shellcheck source=apt.sh
 . "$(dirname "$0")/apt.sh"
-tests=$(dirname "$0")/../tests
+tests=$(realpath "$(dirname "$0")/../tests")
 mkdir -p "$1"
 dir=$(realpath "$1")
 missing=()
 while read -r package; do
 	[[ -z $package ]] || compgen -G "$dir/${package}_*.deb" >/dev/null || missing+=("$package")
 done < <(cat "$tests"/layers/packages.txt "$tests"/{functional,network,docker}/packages.txt)
-((${#missing[@]})) || exit 0
-# Beside it, so that a download that is cut off is never taken for a package.
+# Beside it, so that a download that is cut off is never taken for a package, nor half a tree for a whole one.
 new=$(mktemp -d "$dir/.new-XXXXXX")
 trap 'rm -rf "$new"' EXIT
-get() { (cd "$new" && apt-get -q download "${missing[@]}"); }
-# The lists may be missing, or older than what the mirror has.
-as_root=(env LC_ALL=C)
-((EUID == 0)) || as_root=(sudo -n "${as_root[@]}")
-get || { patient "${as_root[@]}" apt-get -q update && get; }
-mv "$new"/*.deb "$dir"
+if ((${#missing[@]})); then
+	get() { (cd "$new" && apt-get -q download "${missing[@]}"); }
+	# The lists may be missing, or older than what the mirror has.
+	as_root=(env LC_ALL=C)
+	((EUID == 0)) || as_root=(sudo -n "${as_root[@]}")
+	get || { patient "${as_root[@]}" apt-get -q update && get; }
+	mv "$new"/*.deb "$dir"
+fi
+# Once, because it takes five seconds of a processor.
+cd "$dir"
+debs=()
+while read -r package; do
+	found=("${package}"_*.deb)
+	debs+=("${found[-1]}")
+done < <(cat "$tests"/{functional,docker}/packages.txt)
+printf '%s\n' "${debs[@]}" >"$new/packages"
+! cmp -s "$new/packages" unpacked/packages || exit 0
+for deb in "${debs[@]}"; do
+	dpkg-deb --extract "$deb" "$new"
+done
+rm -rf unpacked
+mv -T "$new" unpacked

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -55,15 +54,7 @@ func TestComposeUpAndDown(t *testing.T) {
 	if _, err := os.Stat("/usr/bin/python3"); err == nil {
 		python = "/usr/bin/python3" // has Debian's packages
 	}
-	lib := t.TempDir()
-	for _, name := range []string{
-		"docker-compose", "python3-docker", "python3-websocket", "python3-cached-property", "python3-distro", "python3-dockerpty", "python3-docopt", "python3-dotenv",
-		"python3-jsonschema", "python3-pyrsistent", "python3-attr", "python3-texttable", "python3-yaml",
-	} {
-		if out, err := exec.CommandContext(t.Context(), "dpkg-deb", "--extract", harness.Deb(t, name), lib).CombinedOutput(); err != nil {
-			t.Fatalf("unpack %s: %v: %s", name, err, out)
-		}
-	}
+	lib := harness.Unpacked(t)
 	file := filepath.Join(f.home, "shop", "docker-compose.yml")
 	if err := os.Mkdir(filepath.Dir(file), 0o755); err != nil {
 		t.Fatal(err)

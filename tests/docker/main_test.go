@@ -35,15 +35,11 @@ type face struct {
 
 const image = "tool:1" // has busybox
 
-// start starts a daemon with a face, and unpacks the command line.
+// start starts a daemon with a face, for the command line too.
 func start(t *testing.T, args ...string) *face {
 	t.Helper()
 	f := serve(t, args...)
-	f.bin = t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "dpkg-deb", "--extract", harness.Deb(t, "docker.io"), f.bin).CombinedOutput(); err != nil {
-		t.Fatalf("unpack docker.io: %v: %s", err, out)
-	}
-	f.bin = filepath.Join(f.bin, "usr", "bin")
+	f.bin = filepath.Join(harness.Unpacked(t), "usr", "bin")
 	return f
 }
 

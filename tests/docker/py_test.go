@@ -2,7 +2,6 @@ package docker
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,12 +19,7 @@ func TestDockerPy(t *testing.T) {
 	if _, err := os.Stat("/usr/bin/python3"); err == nil {
 		python = "/usr/bin/python3" // has Debian's packages
 	}
-	lib := t.TempDir()
-	for _, name := range []string{"python3-docker", "python3-websocket"} {
-		if out, err := exec.CommandContext(t.Context(), "dpkg-deb", "--extract", harness.Deb(t, name), lib).CombinedOutput(); err != nil {
-			t.Fatalf("unpack %s: %v: %s", name, err, out)
-		}
-	}
+	lib := harness.Unpacked(t)
 	script, err := filepath.Abs("testdata/client.py")
 	if err != nil {
 		t.Fatal(err)

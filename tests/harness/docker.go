@@ -44,6 +44,13 @@ func Deb(t testing.TB, name string) string {
 	return found[len(found)-1]
 }
 
+// Unpacked is the directory in which the packages of tests/functional and tests/docker are
+// unpacked. It serves all tests, which only read it.
+func Unpacked(t testing.TB) string {
+	t.Helper()
+	return filepath.Join(Debs(t), "unpacked")
+}
+
 // Dockerd is a Docker daemon of Debian's packages, a peer.
 type Dockerd struct {
 	Socket string
@@ -70,19 +77,15 @@ func Docker(t testing.TB) *Dockerd {
 			t.Error(err)
 		}
 	})
-	for _, name := range []string{"containerd", "docker.io"} {
-		if out, err := exec.CommandContext(t.Context(), "dpkg-deb", "--extract", Deb(t, name), dir).CombinedOutput(); err != nil {
-			t.Fatalf("unpack %s: %v: %s", name, err, out)
-		}
-	}
 	config := filepath.Join(dir, "daemon.json")
 	if err := os.WriteFile(config, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	bin := filepath.Join(dir, "usr", "bin")
+	usr := filepath.Join(Unpacked(t), "usr")
+	bin := filepath.Join(usr, "bin")
 	d := &Dockerd{Socket: filepath.Join(dir, "docker.sock"), CLI: filepath.Join(bin, "docker"), log: &logBuffer{}}
 	d.env = []string{
-		"PATH=" + bin + ":" + filepath.Join(dir, "usr", "sbin") + ":" + os.Getenv("PATH") + ":/usr/sbin:/sbin",
+		"PATH=" + bin + ":" + filepath.Join(usr, "sbin") + ":" + os.Getenv("PATH") + ":/usr/sbin:/sbin",
 		"HOME=" + dir, "DOCKER_HOST=unix://" + d.Socket, "TMPDIR=" + dir,
 	}
 	// The daemon is in a cgroup below its root, because a cgroup with processes gives no controllers

@@ -158,9 +158,8 @@ type testPackage struct {
 	Path     string          // import path
 	Dir      string          // relative to the module root
 	binaries map[kind]string // as far as they are compiled
-	// chain names those that run one after another in each lane, because they drive whole daemons; ""
-	// is none.
-	chain string
+	// drives is set if its tests drive whole daemons.
+	drives bool
 	// asksForUser is set if its tests may differ between users, so that both lanes run them.
 	asksForUser bool
 	// ofRoot are the tests that need root.
@@ -199,7 +198,7 @@ func newPackage(importPath, dir string) (*testPackage, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &testPackage{Path: importPath, Dir: dir, binaries: map[kind]string{}, chain: chainOf(dir)}
+	p := &testPackage{Path: importPath, Dir: dir, binaries: map[kind]string{}, drives: strings.HasPrefix(dir, "tests/")}
 	_, same := sameForAll[filepath.ToSlash(dir)]
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -282,8 +281,8 @@ func compile(ctx context.Context, o options, k kind, lanes []*lane, packages []*
 type kind string
 
 const (
-	// static is for packages of a chain, which only drive the built binaries, for packages without
-	// goroutines, and for a second lane. The bed's machines, which have another libc, run them too.
+	// static is for packages that only drive the built binaries, for packages without goroutines, and
+	// for a second lane. The bed's machines, which have another libc, run them too.
 	static kind = "static"
 	plain  kind = "plain" // without cgo
 	raced  kind = "raced" // with the race detector
@@ -295,7 +294,7 @@ func (p *testPackage) kind(second bool) kind {
 	switch {
 	case slices.Contains(withoutCgo, p.Dir):
 		return plain
-	case p.chain != "" || second || !p.concurrent:
+	case p.drives || second || !p.concurrent:
 		return static
 	}
 	return raced
@@ -350,33 +349,23 @@ func (k kind) compile(ctx context.Context, o options, packages []*testPackage) e
 // without cgo can, as the product's daemon is one. Nor can they look for races then.
 var withoutCgo = []string{"internal/confine", "internal/egress"}
 
-// chainOf says which chain the package in a directory belongs to. The longest packages have their
-// own.
-func chainOf(dir string) string {
-	switch {
-	case dir == "tests/functional", dir == "tests/security":
-		return dir
-	case strings.HasPrefix(dir, "tests/"):
-		return "tests"
-	}
-	return ""
-}
+// driversAtOnce is how many packages a lane runs beside each other that drive daemons. They mostly
+// wait.
+const driversAtOnce = 3
 
-// inChains are the packages of a chain.
-func inChains(packages []*testPackage) []*testPackage {
-	return slices.DeleteFunc(slices.Clone(packages), func(p *testPackage) bool { return p.chain == "" })
-}
-
-// chainsOf are the packages by chain.
-func chainsOf(packages []*testPackage) map[string][]*testPackage {
-	chains := map[string][]*testPackage{}
+// split returns the packages that drive daemons, and the others.
+func split(packages []*testPackage) (drivers, others []*testPackage) {
 	for _, p := range packages {
-		chains[p.chain] = append(chains[p.chain], p)
+		if p.drives {
+			drivers = append(drivers, p)
+		} else {
+			others = append(others, p)
+		}
 	}
-	return chains
+	return drivers, others
 }
 
-// slots bounds how many things run at once; two lanes share one.
+// slots bounds how many things run at once; two lanes share those of packages that drive no daemon.
 type slots chan struct{}
 
 func newSlots(n int) slots { return make(slots, max(n, 1)) }
@@ -398,9 +387,13 @@ func each(s slots, packages []*testPackage, f func(*testPackage)) {
 	wg.Wait()
 }
 
-// longest are the packages outside chains that take longest. They begin, so that what runs alone
-// at the end is short.
-var longest = []string{"agent", "image/layer", "internal/guest/host", "image", "internal/cli", "internal/service", "cmd/sandboxd-agent", "internal/agents"}
+// longest are the packages that take longest. They begin, so that what runs alone at the end is
+// short.
+var longest = []string{
+	"agent", "image/layer", "internal/guest/host", "image", "internal/cli", "internal/service", "netns/gateway", "internal/attack", "cmd/sandboxd-agent",
+	"internal/agents",
+	"tests/functional", "tests/security", "tests/docker", "tests/code", "tests/network", "tests/mcpclients", "tests/engine", "tests/pyclient", "tests/tsclient",
+}
 
 // byLength orders packages.
 func byLength(a, b *testPackage) int {
@@ -412,12 +405,12 @@ func byLength(a, b *testPackage) int {
 
 // runLane runs every binary in a copy of the tree that belongs to the lane's user: a clone below
 // /root, say, is out of an ordinary user's reach, and a test that writes beside its source must
-// not write into ours. What drives whole daemons runs in chains, beside all else and those of
-// another lane: it mostly waits. Each chain has a slot, which the others get when it has ended.
+// not write into ours. What drives whole daemons runs beside all else and that of another lane: it
+// mostly waits.
 //
-// The chains begin when emulated is closed. Each sandbox is some sessions, and the kernel gives
+// It begins when emulated is closed. Each sandbox is some sessions, and the kernel gives
 // each session a share of the processors (sched(7)). An emulated machine is one session: beside
-// chains it got so little that requests in it took longer than the minute that they may.
+// sandboxes it got so little that requests in it took longer than the minute that they may.
 func runLane(ctx context.Context, o options, l *lane, free slots, packages []*testPackage, emulated <-chan struct{}, results *results) (err error) {
 	tree := filepath.Join(o.workDir, "tree-"+l.Name)
 	if err := testtree.Copy(ctx, tree); err != nil {
@@ -486,25 +479,17 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 	if l.second {
 		env = append(env, testenv.SecondVariable+"=yes")
 	}
-	chains := chainsOf(packages)
 	one := func(p *testPackage) { results.add(l, runPackage(ctx, o, l, p, tree, env)) }
 	var wg sync.WaitGroup
-	for name, chain := range chains {
-		if name == "" {
-			continue
+	drivers, others := split(slices.SortedStableFunc(slices.Values(packages), byLength))
+	wg.Go(func() {
+		select {
+		case <-emulated:
+		case <-ctx.Done():
 		}
-		wg.Go(func() {
-			defer free.release()
-			select {
-			case <-emulated:
-			case <-ctx.Done():
-			}
-			for _, p := range chain {
-				one(p)
-			}
-		})
-	}
-	each(free, slices.SortedStableFunc(slices.Values(chains[""]), byLength), one)
+		each(newSlots(driversAtOnce), drivers, one)
+	})
+	each(free, others, one)
 	wg.Wait()
 	return ctx.Err()
 }
@@ -536,7 +521,7 @@ func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree st
 		run = selection(p.ofRoot)
 	}
 	args := testresult.Flags(o.timeout(), run)
-	if p.chain != "" {
+	if p.drives {
 		args = append(args, "-test.parallel="+strconv.Itoa(2*o.parallel)) // they mostly wait for daemons
 	}
 	name := p.binaries[p.kind(l.second)]

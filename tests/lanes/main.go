@@ -135,7 +135,8 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	}
 	results := newResults(lanes)
 	began := time.Now()
-	if err := compile(ctx, o, static, lanes, inChains(packages)); err != nil {
+	drivers, _ := split(packages)
+	if err := compile(ctx, o, static, lanes, drivers); err != nil {
 		return false, err
 	}
 	// The machines need nothing of the native lanes and run longest, so they begin while the rest is
@@ -208,55 +209,41 @@ func (o options) npm() string { return filepath.Join(o.workDir, "npm") }
 // provide makes the helpers and packages that all lanes need, once. Downloads are kept in a cache
 // that other users may not read.
 func (o options) provide(ctx context.Context) error {
-	for _, dir := range []string{o.helpers(), o.debs()} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return err
-		}
+	if err := os.Mkdir(o.helpers(), 0o755); err != nil {
+		return err
 	}
 	if err := testtree.BuildHelpers(ctx, o.helpers()); err != nil {
 		return err
 	}
-	kept, unlock, err := testtree.Kept(ctx, "debs")
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if out, err := exec.CommandContext(ctx, "hack/debs.sh", kept).CombinedOutput(); err != nil {
-		return fmt.Errorf("fetch packages: %w\n%s", err, out)
-	}
-	if out, err := exec.CommandContext(ctx, "sh", "-c", `install -m 644 "$1"/*.deb "$2"`, "sh", kept, o.debs()).CombinedOutput(); err != nil {
-		return fmt.Errorf("copy packages: %w\n%s", err, out)
-	}
-	modules, free, err := testtree.Kept(ctx, "npm")
-	if err != nil {
-		return err
-	}
-	defer free()
-	if out, err := exec.CommandContext(ctx, "hack/npm.sh", modules).CombinedOutput(); err != nil {
-		return fmt.Errorf("install npm packages: %w\n%s", err, out)
-	}
-	const place = `cp -r --link "$1" "$2" 2>/dev/null || { rm -rf "$2"; cp -r "$1" "$2"; }`
-	if out, err := exec.CommandContext(ctx, "sh", "-c", place, "sh", modules, o.npm()).CombinedOutput(); err != nil {
-		return fmt.Errorf("copy npm packages: %w\n%s", err, out)
+	for _, from := range []struct{ name, script, to string }{{"debs", "hack/debs.sh", o.debs()}, {"npm", "hack/npm.sh", o.npm()}} {
+		if err := fetch(ctx, from.name, from.script, from.to); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// runNative runs the lanes of this machine beside each other and writes what came of each. Chains
-// of packages wait until emulated is closed.
+// fetch runs a script that gets packages for a directory of the cache, and copies them.
+func fetch(ctx context.Context, name, script, to string) error {
+	kept, unlock, err := testtree.Kept(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if out, err := exec.CommandContext(ctx, script, kept).CombinedOutput(); err != nil {
+		return fmt.Errorf("get the packages of %s: %w\n%s", script, err, out)
+	}
+	const place = `cp -r --link "$1" "$2" 2>/dev/null || { rm -rf "$2"; cp -r "$1" "$2"; }`
+	if out, err := exec.CommandContext(ctx, "sh", "-c", place, "sh", kept, to).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy the packages of %s: %w\n%s", script, err, out)
+	}
+	return nil
+}
+
+// runNative runs the lanes of this machine beside each other and writes what came of each. Packages
+// that drive daemons wait until emulated is closed.
 func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPackage, emulated <-chan struct{}, results *results) error {
-	chains := 0 // of all lanes
-	for _, l := range lanes {
-		for name := range chainsOf(packages) {
-			if l.native() && name != "" {
-				chains++
-			}
-		}
-	}
-	free := newSlots(chains + o.parallel) // the tests that drive daemons mostly wait
-	for range chains {
-		free.take()
-	}
+	free := newSlots(o.parallel) // for the packages that drive none
 	group, ctx := errgroup.WithContext(ctx)
 	for _, lane := range lanes {
 		switch {

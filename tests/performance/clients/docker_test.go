@@ -150,18 +150,6 @@ func sides(b *testing.B) []*side {
 	return all
 }
 
-// unpack extracts packages of Debian, which are not installed, and returns the directory.
-func unpack(b *testing.B, names ...string) string {
-	b.Helper()
-	dir := b.TempDir()
-	for _, name := range names {
-		if out, err := exec.CommandContext(b.Context(), "dpkg-deb", "--extract", harness.Deb(b, name), dir).CombinedOutput(); err != nil {
-			b.Fatalf("unpack %s: %v: %s", name, err, out)
-		}
-	}
-	return dir
-}
-
 // turns measures the sides n times each, and writes their row.
 func turns(b *testing.B, sides []*side, n int, what string, goal string, measure func(s *side) time.Duration) {
 	b.Helper()
@@ -212,7 +200,7 @@ func row(b *testing.B, line string) {
 // BenchmarkDocker runs once, whatever b.N is.
 func BenchmarkDocker(b *testing.B) {
 	all := sides(b)
-	docker := filepath.Join(unpack(b, "docker.io"), "usr", "bin", "docker")
+	docker := filepath.Join(harness.Unpacked(b), "usr", "bin", "docker")
 	timed := func(s *side, argv ...string) time.Duration {
 		began := time.Now()
 		s.run(b, argv...)
@@ -227,7 +215,7 @@ func BenchmarkDocker(b *testing.B) {
 	}
 	turns(b, all, *rounds, "`docker exec CONTAINER true`", "≤ 0.3×", func(s *side) time.Duration { return timed(s, docker, "exec", "work", "true") })
 
-	lib := filepath.Join(unpack(b, "python3-docker", "python3-websocket"), "usr/lib/python3/dist-packages")
+	lib := filepath.Join(harness.Unpacked(b), "usr/lib/python3/dist-packages")
 	script, err := filepath.Abs("testdata/execs.py")
 	if err != nil {
 		b.Fatal(err)
