@@ -486,6 +486,7 @@ type detached struct {
 	id      string       // of a prepared exec
 	main    *mainProcess // of its sandbox
 	context *codeContext // whose process it is
+	parked  *parkedSpare // that has the program already; nil starts one
 }
 
 // detach is StartDetached, also of other execs.
@@ -524,6 +525,8 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	begin := s.supervisor.Begin
 	if as.context != nil {
 		begin = s.supervisor.Probe // a context that waits is no use of its sandbox; its runs are
+	} else {
+		s.parked.drop(rec.ID)
 	}
 	lease, err := begin(rec.ID)
 	if err != nil {
@@ -531,7 +534,12 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 		return ExecRecord{}, err
 	}
 	defer s.execs.starting(rec.ID)()
-	x, err := s.launch(ctx, lease, req, r)
+	var x *Execution
+	if as.parked != nil {
+		x, err = s.continueParked(ctx, lease, req, as.parked)
+	} else {
+		x, err = s.launch(ctx, lease, req, r)
+	}
 	if err != nil {
 		log.close()
 		return ExecRecord{}, err
@@ -805,6 +813,7 @@ func (s *core) forgetSandbox(ctx context.Context, id string) {
 	s.execs.mu.Unlock()
 	s.execs.forgetUpcoming(id)
 	s.contexts.forget(id)
+	s.parked.drop(id)
 	defer func() {
 		if err := s.logs.remove(id); err != nil {
 			s.log.Error("the log of a deleted sandbox is left until the next start", "id", id, "error", err)
