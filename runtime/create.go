@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -169,63 +167,28 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, 
 	if err := s.admitNumber(req.Tenant); err != nil {
 		return nil, nil, err
 	}
-	limits := req.Limits.WithDefaults(req.Defaults)
 	if !req.Stopped { // else its start is admitted
+		limits := req.Limits.WithDefaults(req.Defaults)
 		if err := s.admit(req.Tenant, &limits, nil); err != nil {
 			return nil, nil, err
 		}
 	}
-	name := req.Name
-	switch {
-	case name == "":
+	if req.Name != "" && s.nameTaken(req.Tenant, req.Name) {
+		return nil, nil, fmt.Errorf("%w: the name %q is taken", ErrExists, req.Name)
+	}
+	var p *warmSandbox
+	id, name := s.unusedID(req.Tenant), req.Name
+	if pooled {
+		if p = s.take(&req); p != nil {
+			id, name = p.id, cmp.Or(name, p.name)
+		}
+	}
+	if name == "" || name != req.Name && s.nameTaken(req.Tenant, name) {
 		for name = newName(); s.nameTaken(req.Tenant, name); {
 			name += "-" + newID()[:3]
 		}
-	case s.nameTaken(req.Tenant, name):
-		return nil, nil, fmt.Errorf("%w: the name %q is taken", ErrExists, name)
 	}
-	var p *warmSandbox
-	id := s.unusedID(req.Tenant)
-	if pooled {
-		if p = s.take(&req); p != nil {
-			id = p.id
-		}
-	}
-	defaults := s.defaults.Load()
-	sb := s.insert(Record{
-		Sandbox: api.Sandbox{
-			ID:          id,
-			Name:        name,
-			Image:       req.Image,
-			ImageDigest: req.ImageDigest,
-			Snapshot:    req.Snapshot,
-			State:       api.StateCreating,
-			Profile:     req.Profile.Name,
-			Labels:      maps.Clone(req.Labels),
-			Limits:      limits,
-			Network:     req.Network,
-			Env:         slices.Clone(req.Env),
-			Cwd:         req.Cwd,
-			User:        req.User,
-			CreatedAt:   now,
-			Deadline:    now.Add(cmp.Or(req.Timeout, defaults.Timeout)),
-			IdleTimeout: cmp.Or(req.IdleTimeout, defaults.IdleTimeout).Seconds(),
-			Ports:       slices.Clone(req.Ports),
-			Command:     slices.Clone(req.Command),
-			TTY:         req.TTY,
-			StdinOpen:   req.StdinOpen,
-			Entrypoint:  slices.Clone(req.Entrypoint),
-			Cmd:         slices.Clone(req.Cmd),
-			Settings:    req.Settings,
-			Health:      freshHealth(&req.Settings, false, now),
-		},
-		Tenant:    req.Tenant,
-		Timeout:   cmp.Or(req.Timeout, defaults.Timeout),
-		Explicit:  req.Limits,
-		ImageEnv:  slices.Clone(req.ImageEnv),
-		Rootfs:    req.Rootfs,
-		Ephemeral: req.Ephemeral,
-	}, phaseCreating)
+	sb := s.insert(req.record(id, name, now, s.defaults.Load()), phaseCreating)
 	sb.write.Lock()
 	s.ops.Add(1)
 	return sb, p, nil

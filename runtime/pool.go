@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,8 +25,6 @@ const (
 	warmFor = time.Hour
 	// warmGrace is the additional time after which the launcher ends it if no daemon runs.
 	warmGrace = time.Minute
-	// warmHostname is the hostname of a warm sandbox until it is claimed.
-	warmHostname = "sandbox"
 )
 
 // ErrPoolFull means that there would be more sandboxes than [Options.MaxSandboxes], warm ones
@@ -38,6 +37,7 @@ type pool struct {
 	counts map[string]*poolCount   // by name
 	// parking holds the requests of warm sandboxes in the making, by id.
 	parking map[string]*Request
+	number  int64 // of the last warm sandbox
 }
 
 type poolCount struct {
@@ -54,7 +54,11 @@ type poolCount struct {
 type warmSandbox struct {
 	id      string
 	pool    string
+	name    string  // its hostname; its name, if the request that claims it has none and it is free
+	number  int64   // warm sandboxes are claimed in the order of their numbers
 	fixed   Request // properties that a request must have to claim it
+	seen    Request // properties that programs have seen before a claim
+	rec     Record  // that of a sandbox of a request that asks for nothing
 	pids    int64   // the limit that each of its processes has had since its start; 0 where the engine can change it
 	digest  string
 	started *Started
@@ -93,6 +97,15 @@ func (r *Request) fixed() Request {
 	return f
 }
 
+// seen returns the part of a request that programs of its sandbox see, but for the hostname. Like
+// in fixed, a new field counts. Policy and budget of a network act on later connections only.
+func (r *Request) seen() Request {
+	f := r.fixed()
+	f.Limits = r.Limits.WithDefaults(r.Defaults)
+	f.ImageEnv, f.Env, f.Cwd, f.User, f.Rlimits = r.ImageEnv, r.Env, r.Cwd, r.User, r.Rlimits
+	return f
+}
+
 // fits reports whether the request may claim p.
 func (p *warmSandbox) fits(fixed *Request, limits *api.Limits) bool {
 	return p.digest == fixed.ImageDigest && (p.pids == 0 || p.pids == limits.Pids) && reflect.DeepEqual(&p.fixed, fixed)
@@ -106,11 +119,15 @@ func (s *Supervisor) take(req *Request) *warmSandbox {
 	}
 	fixed, limits := req.fixed(), req.Limits.WithDefaults(req.Defaults)
 	s.learn(req, &fixed)
+	var oldest *warmSandbox // the most likely one to have a process that waits
 	for _, p := range s.pool.warm {
-		if p.fits(&fixed, &limits) {
-			s.takeOut(p)
-			return p
+		if (oldest == nil || p.number < oldest.number) && p.fits(&fixed, &limits) {
+			oldest = p
 		}
+	}
+	if oldest != nil {
+		s.takeOut(oldest)
+		return oldest
 	}
 	for _, c := range s.pool.counts {
 		if c.tenant == req.Tenant && c.digest == req.ImageDigest && c.profile == req.Profile.Name {
@@ -199,6 +216,10 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *warmSandbox, req
 	}
 	undo.release()
 	sb.write.Unlock()
+	if s.opts.Claimed != nil {
+		seen := req.seen()
+		s.opts.Claimed(rec.ID, p.pool, change.Hostname == p.name && reflect.DeepEqual(&p.seen, &seen))
+	}
 	s.log.Info("warm sandbox claimed", "id", rec.ID, "name", rec.Name, "image", rec.Image, "profile", rec.Profile)
 	return rec.clone(), nil
 }
@@ -252,10 +273,12 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	if err != nil {
 		return err
 	}
-	p := &warmSandbox{id: id, pool: name, fixed: req.fixed(), digest: req.ImageDigest, limits: req.Limits.WithDefaults(req.Defaults)}
+	p := &warmSandbox{
+		id: id, pool: name, name: newName(), fixed: req.fixed(), seen: req.seen(), digest: req.ImageDigest, limits: req.Limits.WithDefaults(req.Defaults),
+	}
 	undo.add("remove warm sandbox", func() error { return s.discard(ctx, p) })
 	until := s.now().Add(warmFor)
-	spec := req.spec(id, warmHostname, until.Add(warmGrace))
+	spec := req.spec(id, p.name, until.Add(warmGrace))
 	spec.IODevice = s.opts.IODevice
 	p.started, err = s.engine.Create(ctx, spec, control)
 	cerr := control.Close() // init alone holds it, see create
@@ -289,6 +312,10 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	defer s.mu.Unlock()
 	c := s.countOf(name)
 	c.tenant, c.digest, c.profile = p.fixed.Tenant, p.digest, p.fixed.Profile.Name
+	p.rec = req.record(id, p.name, s.now().UTC(), s.defaults.Load())
+	p.rec.Enforced, p.rec.PID = p.started.Enforced, PIDOf(p.started.Pidfd)
+	s.pool.number++
+	p.number = s.pool.number
 	s.pool.warm[id] = p
 	s.watchers.Add(1)
 	go s.watchWarm(context.WithoutCancel(ctx), p) // it outlives the caller, and ends when p is taken
@@ -314,6 +341,39 @@ func (s *Supervisor) watchWarm(ctx context.Context, p *warmSandbox) {
 	if err := s.discard(ctx, p); err != nil {
 		s.log.Error("a warm sandbox could not be removed", "id", p.id, "error", err)
 	}
+}
+
+// Warm is a warm sandbox, for processes that wait in it: a request may claim it, or it may be
+// removed, at any time.
+type Warm struct {
+	Record Record // that of a sandbox of a request that asks for nothing
+	Socket string // path of the control socket, on which the guest protocol is spoken
+}
+
+// Warm returns the warm sandboxes of the pool of this name, in the order in which requests claim
+// them.
+func (s *Supervisor) Warm(name string) []Warm {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var found []*warmSandbox
+	for _, p := range s.pool.warm {
+		if p.pool == name {
+			found = append(found, p)
+		}
+	}
+	slices.SortFunc(found, func(a, b *warmSandbox) int { return cmp.Compare(a.number, b.number) })
+	all := make([]Warm, 0, len(found))
+	for _, p := range found {
+		all = append(all, Warm{Record: p.rec.clone(), Socket: s.sockets.pathOf(p.id)})
+	}
+	return all
+}
+
+// Exists reports whether there is a sandbox with this id, a warm one included.
+func (s *Supervisor) Exists(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byID[id] != nil || s.pool.warm[id] != nil
 }
 
 // discard removes a sandbox that is in no pool, or never was. It goes on although ctx ends.

@@ -391,3 +391,68 @@ func TestPoolLearnsFromWhatIsAskedFor(t *testing.T) {
 		t.Errorf("%+v, want two hits and no more than five wanted", st)
 	}
 }
+
+// A claim tells whether programs that ran in the sandbox before it could tell the difference. The
+// oldest sandbox is claimed first.
+func TestClaimTellsOfDifferences(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*runtime.Request)
+		equal  bool
+	}{
+		"nothing":     {func(*runtime.Request) {}, true},
+		"labels":      {func(r *runtime.Request) { r.Labels = map[string]string{"a": "b"} }, true},
+		"times":       {func(r *runtime.Request) { r.Timeout, r.IdleTimeout = time.Minute, time.Minute }, true},
+		"command":     {func(r *runtime.Request) { r.Command = []string{"true"} }, true}, // which runs after the claim
+		"name":        {func(r *runtime.Request) { r.Name = "mine" }, false},
+		"hostname":    {func(r *runtime.Request) { r.Hostname = "mine" }, false},
+		"environment": {func(r *runtime.Request) { r.Env = []string{"A=1"} }, false},
+		"image's":     {func(r *runtime.Request) { r.ImageEnv = []string{"A=1"} }, false},
+		"directory":   {func(r *runtime.Request) { r.Cwd = "/usr" }, false},
+		"user":        {func(r *runtime.Request) { r.User = "nobody" }, false},
+		"memory":      {func(r *runtime.Request) { r.Limits.Memory = 1 << 30 }, false},
+		"defaults":    {func(r *runtime.Request) { r.Defaults.CPUs = 1 }, false},
+		"rlimits":     {func(r *runtime.Request) { r.Rlimits = map[string]api.Rlimit{"core": {}} }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			var told []string
+			b.options.Claimed = func(id, pool string, equal bool) { told = append(told, fmt.Sprint(id, pool, equal)) }
+			s := b.open(t)
+			first := park(t, b, s, 1)[0]
+			warm := s.Warm("host")
+			park(t, b, s, 2)
+			if all := s.Warm("host"); len(all) != 3 || all[0].Record.ID != first || !s.Exists(first) {
+				t.Errorf("warm: %+v", all)
+			}
+			req := fitting("")
+			tc.change(&req)
+			rec := create(t, s, req)
+			if want := []string{fmt.Sprint(first, "host", tc.equal)}; rec.ID != first || !slices.Equal(told, want) {
+				t.Errorf("claimed %s, told %q, want %q", rec.ID, told, want)
+			}
+			if parked := warm[0].Record; tc.equal && (rec.Name != parked.Name || b.engine.Spec(rec.ID).Hostname != parked.Name || rec.Limits != parked.Limits) {
+				t.Errorf("the record is %+v, and was %+v", rec, parked)
+			}
+			if err := s.Delete(t.Context(), rec.ID); err != nil || s.Exists(rec.ID) {
+				t.Errorf("deleted: %v", err)
+			}
+		})
+	}
+}
+
+// The name of a parked sandbox is not reserved.
+func TestNameOfParkedSandboxIsFree(t *testing.T) {
+	b := newBench(t)
+	told := true
+	b.options.Claimed = func(_, _ string, equal bool) { told = equal }
+	s := b.open(t)
+	park(t, b, s, 1)
+	name := s.Warm("host")[0].Record.Name
+	other := request(name)
+	other.ImageDigest = "sha256:22"
+	create(t, s, other)
+	rec := create(t, s, fitting(""))
+	if rec.Name == name || b.engine.Spec(rec.ID).Hostname != rec.Name || told {
+		t.Errorf("two sandboxes are %s: %+v, %t", name, rec, told)
+	}
+}

@@ -1,9 +1,12 @@
 package runtime
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -64,6 +67,44 @@ func (r *Request) spec(id, name string, deadline time.Time) *Spec {
 	}
 	spec.set(&r.Settings)
 	return spec
+}
+
+// record returns the record of a sandbox of the request that is being created now.
+func (r *Request) record(id, name string, now time.Time, defaults *Defaults) Record {
+	return Record{
+		Sandbox: api.Sandbox{
+			ID:          id,
+			Name:        name,
+			Image:       r.Image,
+			ImageDigest: r.ImageDigest,
+			Snapshot:    r.Snapshot,
+			State:       api.StateCreating,
+			Profile:     r.Profile.Name,
+			Labels:      maps.Clone(r.Labels),
+			Limits:      r.Limits.WithDefaults(r.Defaults),
+			Network:     r.Network,
+			Env:         slices.Clone(r.Env),
+			Cwd:         r.Cwd,
+			User:        r.User,
+			CreatedAt:   now,
+			Deadline:    now.Add(cmp.Or(r.Timeout, defaults.Timeout)),
+			IdleTimeout: cmp.Or(r.IdleTimeout, defaults.IdleTimeout).Seconds(),
+			Ports:       slices.Clone(r.Ports),
+			Command:     slices.Clone(r.Command),
+			TTY:         r.TTY,
+			StdinOpen:   r.StdinOpen,
+			Entrypoint:  slices.Clone(r.Entrypoint),
+			Cmd:         slices.Clone(r.Cmd),
+			Settings:    r.Settings,
+			Health:      freshHealth(&r.Settings, false, now),
+		},
+		Tenant:    r.Tenant,
+		Timeout:   cmp.Or(r.Timeout, defaults.Timeout),
+		Explicit:  r.Limits,
+		ImageEnv:  slices.Clone(r.ImageEnv),
+		Rootfs:    r.Rootfs,
+		Ephemeral: r.Ephemeral,
+	}
 }
 
 // idAlphabet leaves out what people mistake for one another; 32 letters make five bits each.

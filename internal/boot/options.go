@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/daemon"
 	"github.com/sandboxd/sandboxd/internal/hostdir"
 	"github.com/sandboxd/sandboxd/internal/secrets"
+	"github.com/sandboxd/sandboxd/internal/service"
 	"github.com/sandboxd/sandboxd/interpreter/codepolicy"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
@@ -157,6 +158,9 @@ func (o *Options) checkPools(profiles *ociprofiles.Set) error {
 	for _, p := range o.Pools {
 		if _, err := profiles.Get(p.Profile); err != nil {
 			return optionErrorf("--pool %s=%d,%s: %w", p.Image, p.Size, p.Profile, err)
+		}
+		if err := service.CheckPool(&p); err != nil {
+			return optionErrorf("--pool %s=%d,context=%s: %w", p.Image, p.Size, p.Context, err)
 		}
 	}
 	return nil

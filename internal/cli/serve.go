@@ -35,7 +35,7 @@ type serveOptions struct {
 	config     string // a file in place of the usual ones, or noConfig
 	background bool   // a command has started the daemon
 	level      string
-	pools      []string // IMAGE=N, IMAGE=auto or IMAGE=auto:N, with an optional ,PROFILE
+	pools      []string // as parsePool reads them
 	services   []string // NAME=unix:PATH
 	ceiling    string
 	codePolicy string
@@ -125,7 +125,7 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.RegistryCAs, "registry-ca", nil, "trust the certificates in this PEM `file` for registries, beside the host's own; repeatable")
 	f.Var((*unpackLimits)(&o.UnpackLimits), "unpack-limits", "limits of an image as `NAME=N,...`: entries and bytes of all layers, ratio of unpacked to compressed bytes, depth of directories; others keep their defaults")
 	f.IntVar(&o.LogFiles, "log-files", o.LogFiles, "maximum `number` of log files per sandbox, from 2 to 1000; the oldest is removed first")
-	f.StringArrayVar(&o.pools, "pool", nil, "warm pool of N idle sandboxes: `IMAGE=N[,PROFILE][,network]`, such as host=4; with auto or auto:N its size follows the creations of the last ten minutes, up to 8 or N; repeatable")
+	f.StringArrayVar(&o.pools, "pool", nil, "warm pool of N idle sandboxes: `IMAGE=N[,PROFILE][,network][,context=LANGUAGE[+MODULE...]]`, such as host=4; with auto or auto:N its size follows the creations of the last ten minutes, up to 8 or N; with context an interpreter waits in each; repeatable")
 	f.DurationVar(&o.EndedAge, "ended-age", o.EndedAge, "maximum age of ended sandboxes without the label sandboxd.keep; 0: no limit")
 	f.IntVar(&o.EndedLimit, "ended-limit", 0, "maximum `number` of ended sandboxes; oldest are removed first, after at least an hour; 0: no limit")
 	f.DurationVar(&o.SnapshotAge, "snapshot-age", 0, "maximum age of snapshots without a sandbox and without the label sandboxd.keep (default: no limit)")
@@ -316,7 +316,7 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (_
 			return opts, err
 		}
 		opts.Pools = append(opts.Pools, pool)
-		pool.Size, pool.Learn = 0, false
+		pool.Size, pool.Learn, pool.Context = 0, false, ""
 		if seen[pool] {
 			return opts, cmdline.Usagef("--pool names %s twice with profile %s", pool.Image, pool.Profile)
 		}
@@ -402,8 +402,10 @@ const maxPool = 100
 // learnedPool is the default maximum of a pool with a learned size.
 const learnedPool = 8
 
-// parsePool parses IMAGE=N, IMAGE=auto or IMAGE=auto:N, with an optional ,PROFILE.
-func parsePool(s string) (p boot.Pool, err error) {
+// parsePool parses IMAGE=N, IMAGE=auto or IMAGE=auto:N, with an optional ,PROFILE, an optional
+// ,network and an optional ,context=LANGUAGE[+MODULE...].
+func parsePool(text string) (p boot.Pool, err error) {
+	s, ctx, waits := strings.Cut(text, ",context=")
 	i := strings.LastIndexByte(s, '=')
 	if i > 0 {
 		size, rest, named := strings.Cut(s[i+1:], ",")
@@ -423,8 +425,8 @@ func parsePool(s string) (p boot.Pool, err error) {
 		}
 		p.Size, err = strconv.Atoi(size)
 	}
-	if i <= 0 || err != nil || p.Size < 1 || p.Size > maxPool || p.Profile == "" {
-		return p, cmdline.Usagef("--pool %q: want IMAGE=N, IMAGE=auto or IMAGE=auto:N, with N from 1 to %d, and perhaps ,PROFILE and ,network", s, maxPool)
+	if p.Context = ctx; i <= 0 || err != nil || p.Size < 1 || p.Size > maxPool || p.Profile == "" || waits && ctx == "" {
+		return p, cmdline.Usagef("--pool %q: want IMAGE=N, IMAGE=auto or IMAGE=auto:N, with N from 1 to %d, and perhaps ,PROFILE, ,network and ,context=LANGUAGE", text, maxPool)
 	}
 	return p, nil
 }

@@ -115,12 +115,14 @@ func TestUnpackLimits(t *testing.T) {
 
 func TestPools(t *testing.T) {
 	for text, want := range map[string]boot.Pool{
-		"host=4":                      {Image: "host", Profile: "default", Size: 4},
-		"host=auto":                   {Image: "host", Profile: "default", Size: learnedPool, Learn: true},
-		"host=2,network":              {Image: "host", Profile: "default", Network: true, Size: 2},
-		"host=2,hardened,network":     {Image: "host", Profile: "hardened", Network: true, Size: 2},
-		"host=auto:3,hardened":        {Image: "host", Profile: "hardened", Size: 3, Learn: true},
-		"example.org:5000/a=b:1=auto": {Image: "example.org:5000/a=b:1", Profile: "default", Size: learnedPool, Learn: true},
+		"host=4":                  {Image: "host", Profile: "default", Size: 4},
+		"host=auto":               {Image: "host", Profile: "default", Size: learnedPool, Learn: true},
+		"host=2,network":          {Image: "host", Profile: "default", Network: true, Size: 2},
+		"host=2,hardened,network": {Image: "host", Profile: "hardened", Network: true, Size: 2},
+		"host=1,hardened,network,context=python+a.b+c": {Image: "host", Profile: "hardened", Network: true, Size: 1, Context: "python+a.b+c"},
+		"example.org/a=b:1=2,context=r":                {Image: "example.org/a=b:1", Profile: "default", Size: 2, Context: "r"},
+		"host=auto:3,hardened":                         {Image: "host", Profile: "hardened", Size: 3, Learn: true},
+		"example.org:5000/a=b:1=auto":                  {Image: "example.org:5000/a=b:1", Profile: "default", Size: learnedPool, Learn: true},
 	} {
 		if got, err := parsePool(text); err != nil || got != want {
 			t.Errorf("%s: %+v, %v, want %+v", text, got, err, want)

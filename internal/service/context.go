@@ -62,6 +62,8 @@ type codeContext struct {
 	place   place
 	run     *contextRun // under way
 	expiry  *time.Timer // nil without idle timeout
+
+	parked *parkedSpare // for its first process; nil if there is none, or no more
 }
 
 // contextRecord is the part of a context that never changes, once it is no spare. The exec's log
@@ -154,42 +156,42 @@ func (c *codeContext) shown() api.Context {
 	return out
 }
 
-func validateContext(req *api.CreateContext) (resident.Kernel, error) {
+func validateContext(req *api.CreateContext) error {
 	name := cmp.Or(req.Language, "python")
 	if lang := interpreter.Find(name); lang != nil {
 		name = lang.Name
 	}
 	k, ok := resident.For(name, "")
 	if !ok {
-		return k, class.Invalidf("language %q: contexts are of %s", class.Clip(req.Language), strings.Join(resident.Languages(), ", "))
+		return class.Invalidf("language %q: contexts are of %s", class.Clip(req.Language), strings.Join(resident.Languages(), ", "))
 	}
 	req.Language = k.Language
 	if req.Cwd != "" {
 		if err := validatePath("cwd", req.Cwd); err != nil {
-			return k, err
+			return err
 		}
 	}
 	if err := validateUser(req.User); err != nil {
-		return k, err
+		return err
 	}
 	if err := validateEnv(req.Env); err != nil {
-		return k, err
+		return err
 	}
 	size := 0
 	for _, kv := range req.Env {
 		size += len(kv)
 	}
 	if size > maxContextEnv {
-		return k, class.Invalidf("env: %d bytes, more than %d", size, maxContextEnv)
+		return class.Invalidf("env: %d bytes, more than %d", size, maxContextEnv)
 	}
 	if req.Memory != 0 && req.Memory < minContextMemory {
-		return k, class.Invalidf("memory %d: must be 0 or at least %d", req.Memory, int64(minContextMemory))
+		return class.Invalidf("memory %d: must be 0 or at least %d", req.Memory, int64(minContextMemory))
 	}
 	if err := validatePreload(req, &k); err != nil {
-		return k, err
+		return err
 	}
 	_, err := seconds("idle_timeout", req.IdleTimeout)
-	return k, err
+	return err
 }
 
 // moduleName is the name of a module to import.
@@ -211,13 +213,21 @@ func validatePreload(req *api.CreateContext, k *resident.Kernel) error {
 }
 
 // CreateContext starts a context in the sandbox with this id or name, and waits until it is ready.
-func (s *API) CreateContext(ctx context.Context, ref string, req api.CreateContext) (api.Context, error) {
-	if _, err := validateContext(&req); err != nil {
+func (s *API) CreateContext(ctx context.Context, ref string, req api.CreateContext) (_ api.Context, err error) {
+	if err := validateContext(&req); err != nil {
 		return api.Context{}, err
 	}
 	rec, err := s.lookup(ref)
 	if err != nil {
 		return api.Context{}, err
+	}
+	parked := s.parked.take(rec.ID)
+	if parked != nil {
+		defer func() {
+			if err != nil {
+				parked.end()
+			}
+		}()
 	}
 	if err := s.adoption(ctx); err != nil { // or contexts of the last daemon are not counted
 		return api.Context{}, err
@@ -229,6 +239,7 @@ func (s *API) CreateContext(ctx context.Context, ref string, req api.CreateConte
 	c := s.takeSpare(rec.ID, req)
 	if c == nil {
 		c = s.newContext(contextRecord{Sandbox: rec.ID})
+		c.parked = parked
 	}
 	c.ID, c.Created, c.Request = newExecID(), now, req
 	c.place.Used = now.UnixNano()
@@ -347,10 +358,41 @@ func (c *codeContext) setReady() {
 	c.arm()
 }
 
+// contextExec returns the request for the process of a context.
+func contextExec(k *resident.Kernel, ask *api.CreateContext) api.ExecRequest {
+	req := api.ExecRequest{
+		Argv: k.Argv, Stdin: k.Stdin, StdinOpen: true, Detach: true, OutputLimit: contextOutput, Cwd: ask.Cwd, User: ask.User, Env: ask.Env,
+	}
+	if ask.Memory > 0 {
+		req.Rlimits = map[string]uint64{"as": uint64(ask.Memory)}
+	}
+	return req
+}
+
 // startProcess starts the process of a context and waits for its first message. A process that does
-// not send it is removed.
+// not send it is removed. One that has waited in the parked sandbox may have died since: then
+// another is started.
 func (c *codeContext) startProcess(ctx context.Context, rec *runtime.Record) error {
+	if sp := c.parked; sp != nil {
+		c.parked = nil
+		if sp.fits(c.Request) {
+			err := c.startAs(ctx, rec, sp)
+			if err == nil || ctx.Err() != nil {
+				return err
+			}
+			c.s.log.Info("an interpreter that waited is of no use", "id", c.Sandbox, "error", err)
+		}
+		sp.end()
+	}
+	return c.startAs(ctx, rec, nil)
+}
+
+// startAs is startProcess with an interpreter that has waited, or without one.
+func (c *codeContext) startAs(ctx context.Context, rec *runtime.Record, parked *parkedSpare) error {
 	key := rand.Text()
+	if parked != nil {
+		key = parked.key
+	}
 	k, ok := resident.For(c.Request.Language, key, c.Request.Preload...)
 	if !ok {
 		return class.Invalidf("language %q: has no contexts any more", c.Request.Language)
@@ -359,14 +401,11 @@ func (c *codeContext) startProcess(ctx context.Context, rec *runtime.Record) err
 	c.kernel, c.Key = k, key
 	c.mu.Unlock()
 	old := c.process()
-	req := api.ExecRequest{
-		Argv: k.Argv, Stdin: k.Stdin, StdinOpen: true, Detach: true, OutputLimit: contextOutput,
-		Cwd: c.Request.Cwd, User: c.Request.User, Env: c.Request.Env,
+	req := contextExec(&k, &c.Request)
+	if parked != nil {
+		req.Stdin = nil // it has that
 	}
-	if c.Request.Memory > 0 {
-		req.Rlimits = map[string]uint64{"as": uint64(c.Request.Memory)}
-	}
-	if _, err := c.s.detach(ctx, rec, req, detachAs{context: c}); err != nil {
+	if _, err := c.s.detach(ctx, rec, req, detachAs{context: c, parked: parked}); err != nil {
 		if errors.Is(class.Marked(err), class.ErrProgramMissing) {
 			return noLanguage(rec, interpreter.Find(k.Language), []string{k.Program})
 		}
@@ -394,6 +433,9 @@ func (c *codeContext) startProcess(ctx context.Context, rec *runtime.Record) err
 			err = fmt.Errorf("%s ended: %s", k.Program, endOf(x, said))
 		}
 		return class.Mark(class.ErrContext, fmt.Errorf("start %s: %w", k.Language, err))
+	}
+	if parked != nil {
+		c.s.parked.hit(parked.from)
 	}
 	return nil
 }

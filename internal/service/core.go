@@ -219,6 +219,7 @@ type core struct {
 	finals     finals
 	logs       *mainlog.Store
 	pools      *pool.Pools
+	parked     *parkedSpares
 	networks   *network.Networks
 	events     *events.Log
 	volumes    *volume.Store
@@ -243,7 +244,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	}
 	s := &core{
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
-		results: resultsQuota(),
+		results: resultsQuota(), parked: newParkedSpares(),
 	}
 	s.retention.Store(&opts.RetentionLimits)
 	s.caches.dir = filepath.Join(opts.DataDir, "build-caches")
@@ -270,8 +271,11 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	specs := slices.Clone(opts.Pools)
 	for i := range specs {
 		specs[i].Profile = cmp.Or(specs[i].Profile, defaultProfile)
+		if err := CheckPool(&specs[i]); err != nil {
+			return nil, fmt.Errorf("start service: pool of image %s: %w", specs[i].Image, err)
+		}
 	}
-	s.pools = pool.New(pool.Options{Pools: specs, Acquire: s.poolImage, SpareMemory: opts.SpareMemory, Log: s.log})
+	s.pools = pool.New(pool.Options{Pools: specs, Acquire: s.poolImage, Filled: s.parked.changed, SpareMemory: opts.SpareMemory, Log: s.log})
 	s.supervisor, err = runtime.Open(ctx, opts.DataDir, opts.Engine, runtime.Options{
 		RuntimeDir:   opts.RuntimeDir,
 		MaxSandboxes: opts.MaxSandboxes,
@@ -281,6 +285,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		Room:         opts.Room,
 		PoolChanged:  s.pools.Changed,
 		Exercise:     pool.Exercise,
+		Claimed:      s.parked.claimed,
 		Changed:      s.events.Publish,
 		Volumes:      s.volumesOf,
 		Log:          s.log,
@@ -312,6 +317,7 @@ func (s *Service) Maintain(ctx context.Context) {
 		func() { c.enforceImages(ctx) },
 		func() { c.collectVolumes(ctx) },
 		func() { c.pools.Fill(ctx) },
+		func() { c.keepParkedSpares(ctx) },
 		func() { c.retain(ctx, every) },
 		func() { c.retainRuns(ctx, every) },
 	}
@@ -475,11 +481,12 @@ func (s *API) lookup(ref string) (runtime.Record, error) {
 	return rec, err
 }
 
-// begin takes a lease on the sandbox of the caller's tenant with this id or name.
+// begin takes a lease on the sandbox of the caller's tenant with this id or name, for a use of it.
 func (s *API) begin(ref string) (*runtime.Lease, error) {
 	rec, err := s.lookup(ref)
 	if err != nil {
 		return nil, err
 	}
+	s.parked.drop(rec.ID)
 	return s.supervisor.Begin(rec.ID)
 }

@@ -143,34 +143,16 @@ func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.E
 	}()
 	rec := &lease.Record
 	client := guestOf(lease)
-	var id identity
+	if r, err = fullRequest(ctx, rec, &req, r, client); err != nil {
+		return nil, err
+	}
 	spec := cmp.Or(req.User, rec.User)
-	if isBareRoot(spec) {
-		id, err = userOf(ctx, rec, req.User, client.Open)
-	} else {
-		err = validateUser(spec)
-		r.User, r.NonRoot = spec, rec.Enforced.NonRoot // init looks it up
-	}
-	if err != nil {
-		return nil, err
-	}
-	timeout, err := seconds("timeout", req.Timeout)
-	if err != nil {
-		return nil, err
-	}
-	r.Argv = req.Argv
-	r.Env = execEnv(rec.ImageEnv, rec.Env, req.Env, id.home, req.TTY)
-	// The sandbox's own directory is made, as an image's WORKDIR is by a build.
-	r.Cwd, r.MakeCwd = cmp.Or(req.Cwd, rec.Cwd), req.CwdCreate || req.Cwd == ""
-	r.UID, r.GID, r.Groups = id.uid, id.gid, id.groups
-	r.TTY, r.Rows, r.Cols = req.TTY, cmp.Or(req.Rows, 24), cmp.Or(req.Cols, 80)
-	r.Limits = limitsOf(rec.Rlimits, req.Rlimits)
-	r.Timeout = timeout
 	oom := s.watchOOM(ctx, rec)
 	defer s.execs.starting(rec.ID)()
 	ge, err := client.Exec(ctx, r)
 	if r.User != "" && refused(err, unix.EINVAL) {
 		// An init of an earlier version, which has outlived its daemon, knows no users.
+		var id identity
 		if id, err = userOf(ctx, rec, req.User, client.Open); err == nil {
 			r.User, r.NonRoot = "", false
 			r.UID, r.GID, r.Groups = id.uid, id.gid, id.groups
@@ -183,12 +165,44 @@ func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.E
 		return nil, s.gone(ctx, lease, userError(rec, spec, execError(req.Argv[0], r.Cwd, err)))
 	}
 	oom.wait()
+	return s.program(lease, req, ge, oom), nil
+}
+
+// fullRequest completes r, of which the caller sets how the program is connected.
+func fullRequest(ctx context.Context, rec *runtime.Record, req *api.ExecRequest, r host.ExecRequest, client *host.Client) (host.ExecRequest, error) {
+	var id identity
+	var err error
+	if spec := cmp.Or(req.User, rec.User); isBareRoot(spec) {
+		id, err = userOf(ctx, rec, req.User, client.Open)
+	} else {
+		err = validateUser(spec)
+		r.User, r.NonRoot = spec, rec.Enforced.NonRoot // init looks it up
+	}
+	if err != nil {
+		return r, err
+	}
+	if r.Timeout, err = seconds("timeout", req.Timeout); err != nil {
+		return r, err
+	}
+	r.Argv = req.Argv
+	r.Env = execEnv(rec.ImageEnv, rec.Env, req.Env, id.home, req.TTY)
+	// The sandbox's own directory is made, as an image's WORKDIR is by a build.
+	r.Cwd, r.MakeCwd = cmp.Or(req.Cwd, rec.Cwd), req.CwdCreate || req.Cwd == ""
+	r.UID, r.GID, r.Groups = id.uid, id.gid, id.groups
+	r.TTY, r.Rows, r.Cols = req.TTY, cmp.Or(req.Rows, 24), cmp.Or(req.Cols, 80)
+	r.Limits = limitsOf(rec.Rlimits, req.Rlimits)
+	return r, nil
+}
+
+// program returns a program that has started.
+func (s *core) program(lease *runtime.Lease, req api.ExecRequest, ge *host.Exec, oom *oomWatch) *program {
+	rec := &lease.Record
 	x := &program{PID: ge.PID, s: s, req: req, lease: lease, guest: ge, oom: oom, input: make(chan struct{}, 1), done: make(chan struct{})}
 	x.record.Exec = api.Exec{
-		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: cmp.Or(req.User, rec.User), Cwd: r.Cwd, TTY: req.TTY,
+		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: cmp.Or(req.User, rec.User), Cwd: cmp.Or(req.Cwd, rec.Cwd), TTY: req.TTY,
 		Detached: req.Detach, StdinOpen: req.StdinOpen, Annotations: req.Annotations, PID: ge.PID, State: api.ExecRunning, StartedAt: time.Now().UTC(),
 	}
-	return x, nil
+	return x
 }
 
 // ID returns the exec's id.

@@ -495,6 +495,7 @@ type detachAs struct {
 	id      string       // of a prepared exec
 	main    *mainProcess // of its sandbox
 	context *codeContext // whose process it is
+	parked  *parkedSpare // that has the program already; nil starts one
 }
 
 // detach is StartDetached, also of other execs.
@@ -524,13 +525,20 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	begin := s.supervisor.Begin
 	if as.context != nil {
 		begin = s.supervisor.Probe // a context that waits is no use of its sandbox; its runs are
+	} else {
+		s.parked.drop(rec.ID)
 	}
 	lease, err := begin(rec.ID)
 	if err != nil {
 		return ExecRecord{}, err
 	}
 	defer s.execs.starting(rec.ID)()
-	p, err := s.startProgram(ctx, lease, req, r)
+	var p *program
+	if as.parked != nil {
+		p, err = s.continueParked(ctx, lease, req, as.parked)
+	} else {
+		p, err = s.startProgram(ctx, lease, req, r)
+	}
 	if err != nil {
 		return ExecRecord{}, err
 	}
@@ -823,6 +831,7 @@ func (s *core) forgetSandbox(ctx context.Context, id string) {
 	s.execs.mu.Unlock()
 	s.execs.forgetUpcoming(id)
 	s.contexts.forget(id)
+	s.parked.drop(id)
 	defer func() {
 		if err := s.logs.Remove(id); err != nil {
 			s.log.Error("the log of a deleted sandbox is left until the next start", "id", id, "error", err)

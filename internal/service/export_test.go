@@ -171,3 +171,24 @@ func (s *API) SpareExec(sandbox string) string {
 	}
 	return ""
 }
+
+// ParkedPID returns the pid of the interpreter that is ready for the first context of a sandbox; 0
+// if there is none.
+func (s *API) ParkedPID(sandbox string) int {
+	s.parked.mu.Lock()
+	defer s.parked.mu.Unlock()
+	if sp := s.parked.of[sandbox]; sp != nil && sp.guest != nil {
+		return sp.guest.PID
+	}
+	return 0
+}
+
+// KillParked kills the interpreter that is ready for the first context of a sandbox, and returns a
+// function that reports whether it has ended.
+func (s *API) KillParked(sandbox string) (ended func() bool) {
+	s.parked.mu.Lock()
+	defer s.parked.mu.Unlock()
+	x := s.parked.of[sandbox].guest
+	_ = x.Kill() // as in collect
+	return x.Reported
+}

@@ -91,8 +91,14 @@ func (s *core) poolImage(ctx context.Context, reference string) (*pool.Image, er
 	}
 	return &pool.Image{Digest: img.Digest, Release: release, Request: func(name string) (runtime.Request, error) {
 		profile, defaults, err := s.opts.Profile(name)
-		return newRequest("", &origin{
-			image: reference, digest: img.Digest, rootfs: img.Rootfs, profile: profile, defaults: defaults, stopSignal: stopSignal(img.Config),
-		}), err
+		if err != nil {
+			return runtime.Request{}, err
+		}
+		from := imageOrigin(reference, img, profile, defaults)
+		r := newRequest("", &from)
+		// Programs that wait in the sandbox for a claim see these, as those after it do.
+		r.Env, r.Cwd = mergeEnv(from.env), from.cwd
+		r.User, err = programUser(&profile, "", from.user)
+		return r, err
 	}}, nil
 }

@@ -44,12 +44,7 @@ func (s *API) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api.San
 	}
 	// When Create returns, the supervisor has the sandbox, or there is none.
 	defer release()
-	from := origin{
-		image: reference, digest: img.Digest, imageEnv: img.Config.Env, rootfs: img.Rootfs, profile: profile, defaults: defaults,
-		env: profile.Env, cwd: cmp.Or(strings.TrimSuffix(img.Config.WorkingDir, "/"), profile.Cwd, "/"), user: img.Config.User,
-		entrypoint: img.Config.Entrypoint, cmd: img.Config.Cmd, stopSignal: stopSignal(img.Config), health: imageHealth(&img.Config),
-		volumes: img.Config.Volumes,
-	}
+	from := imageOrigin(reference, img, profile, defaults)
 	if err := imageCommand(&from, &req); err != nil {
 		return api.Sandbox{}, class.Mark(image.ErrInvalid, fmt.Errorf("image %q: %w", reference, err))
 	}
@@ -64,6 +59,16 @@ func (s *API) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api.San
 		return api.Sandbox{}, class.Mark(image.ErrInvalid, fmt.Errorf("image %q: %w", reference, err))
 	}
 	return s.create(ctx, r)
+}
+
+// imageOrigin returns the origin of sandboxes of an image.
+func imageOrigin(reference string, img *image.Image, profile runtime.Profile, defaults api.Limits) origin {
+	return origin{
+		image: reference, digest: img.Digest, imageEnv: img.Config.Env, rootfs: img.Rootfs, profile: profile, defaults: defaults,
+		env: profile.Env, cwd: cmp.Or(strings.TrimSuffix(img.Config.WorkingDir, "/"), profile.Cwd, "/"), user: img.Config.User,
+		entrypoint: img.Config.Entrypoint, cmd: img.Config.Cmd, stopSignal: stopSignal(img.Config), health: imageHealth(&img.Config),
+		volumes: img.Config.Volumes,
+	}
 }
 
 // programOf returns ENTRYPOINT and CMD of a sandbox from those of its origin and a request's
@@ -158,6 +163,7 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 	if err != nil {
 		return api.Sandbox{}, err
 	}
+	s.parked.drop(rec.ID) // it was started with the limits of before
 	if req.Network != nil {
 		s.rejoining.Lock()
 		defer s.rejoining.Unlock()
@@ -266,7 +272,7 @@ func (s *API) System(ctx context.Context) (api.SystemInfo, error) {
 		DataDir:   s.opts.DataDir,
 		Socket:    s.opts.Socket,
 		Sandboxes: s.supervisor.Count(),
-		Pools:     s.pools.States(),
+		Pools:     s.showParked(s.pools.States()),
 		Confined:  s.opts.Confined,
 
 		Goroutines: goruntime.NumGoroutine(),

@@ -2,6 +2,7 @@ package code
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -16,14 +17,19 @@ import (
 )
 
 // BenchmarkPython takes turns: the host's python3 -c, a line of Python in a new sandbox that is
-// deleted, over the API and by the command line, one in a sandbox that was parked, one in a running
-// sandbox, and podman's run and exec, for an ordinary user with a podman. It reports medians.
+// deleted, over the API and by the command line, one in a sandbox that was parked, one in the first
+// context of a sandbox in which an interpreter waited, one in a running sandbox, and podman's run
+// and exec, for an ordinary user with a podman. Pools are full before each turn. It reports
+// medians.
 func BenchmarkPython(b *testing.B) {
 	const line = "print(1)"
 	d := harness.Start(b, harness.Options{})
 	c := d.Client(b)
 	s := d.Create(b, api.CreateSandbox{})
-	parked := harness.Start(b, harness.Options{Args: []string{"--pool", "host=4"}}).Client(b)
+	pooled := harness.Start(b, harness.Options{Args: []string{"--pool", "host=4"}})
+	parked := pooled.Client(b)
+	waiting := harness.Start(b, harness.Options{Args: []string{"--pool", "host=4,context=python"}})
+	awaited := waiting.Client(b)
 	check := func(err error) {
 		b.Helper()
 		if err != nil {
@@ -38,6 +44,16 @@ func BenchmarkPython(b *testing.B) {
 		check(err)
 		check(c.DeleteSandbox(b.Context(), sb.ID))
 	}
+	first := func() {
+		b.Helper()
+		sb, err := awaited.CreateSandbox(b.Context(), api.CreateSandbox{})
+		check(err)
+		made, err := awaited.CreateContext(b.Context(), sb.ID, api.CreateContext{})
+		check(err)
+		_, err = awaited.RunCode(b.Context(), sb.ID, api.CodeRequest{Context: made.ID, Code: line})
+		check(err)
+		check(awaited.DeleteSandbox(b.Context(), sb.ID))
+	}
 	type way struct {
 		name string
 		run  func()
@@ -46,6 +62,7 @@ func BenchmarkPython(b *testing.B) {
 		{"host-ms", func() { check(exec.CommandContext(b.Context(), "/usr/bin/python3", "-c", line).Run()) }},
 		{"fresh-ms", func() { fresh(c) }},
 		{"parked-ms", func() { fresh(parked) }},
+		{"context-ms", first},
 		{"cli-ms", func() {
 			if got := d.CLI(b, "code", "--code", line); got.Code != 0 {
 				b.Fatalf("%+v", got)
@@ -69,9 +86,20 @@ func BenchmarkPython(b *testing.B) {
 		ways = append(ways, way{"podman-run-ms", func() { check(podman.Run(b.Context(), nil, python...).Run()) }},
 			way{"podman-exec-ms", func() { check(podman.Command(b.Context(), append([]string{"exec", "running"}, python...)...).Run()) }})
 	}
+	full := func() { // or they are filled in the others' turns
+		harness.Eventually(b, func() error {
+			for _, p := range append(pooled.System(b).Pools, waiting.System(b).Pools...) {
+				if p.Ready < p.Size || p.Context != nil && p.Context.Ready < p.Size {
+					return fmt.Errorf("the pool is not full: %+v", p)
+				}
+			}
+			return nil
+		})
+	}
 	took := make([][]time.Duration, len(ways))
 	for b.Loop() {
 		for i, w := range ways {
+			full()
 			begun := time.Now()
 			w.run()
 			took[i] = append(took[i], time.Since(begun))
@@ -85,6 +113,9 @@ func BenchmarkPython(b *testing.B) {
 	}
 	b.ReportMetric(medians[1]/medians[0], "fresh/host")
 	b.ReportMetric(medians[2]/medians[0], "parked/host")
+	b.ReportMetric(medians[3]/medians[0], "context/host")
+	hits := waiting.System(b).Pools[0].Context.Hits
+	b.ReportMetric(float64(hits)/float64(len(took[3])), "waited/context")
 }
 
 // spread returns the median and the 99th percentile in milliseconds.

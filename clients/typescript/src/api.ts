@@ -1825,7 +1825,25 @@ export interface Pool {
    */
   hits: number
   misses: number
+  /** Context describes the interpreters that wait in the sandboxes; nil if none shall. */
+  context?: PoolContext
   /** Error is the reason why the pool could not be filled. */
+  error?: string
+}
+
+/**
+ * PoolContext is the state of the interpreters of a warm pool. Each waits in a ready sandbox, and
+ * becomes the first context of that, if the request for the context names this language and these
+ * modules alone, and nothing was done in the sandbox before.
+ */
+export interface PoolContext {
+  language: string
+  preload?: string[]
+  /** current number of interpreters that wait */
+  ready: number
+  /** contexts that had one, since the daemon's start */
+  hits: number
+  /** Error is the reason why one could not be started. */
   error?: string
 }
 

@@ -74,6 +74,51 @@ func (c *Client) Adopt(k Kept, r ExecRequest, pid int, begun time.Time) (_ *Exec
 	return e, nil
 }
 
+// Reported reports whether init has told of the exit, or is gone. No other method has to run
+// meanwhile.
+func (e *Exec) Reported() bool {
+	conn, err := e.conn.File().SyscallConn()
+	if err != nil {
+		return true
+	}
+	told := false
+	err = conn.Control(func(fd uintptr) { told = ready(int(fd), unix.POLLIN) })
+	return err != nil || told
+}
+
+// AwaitOutput returns when the process has written to its stdout, and takes nothing of that:
+// [Exec.Spool] comes next. It fails if the process closes it before. Not with TTY.
+func (e *Exec) AwaitOutput(ctx context.Context) error {
+	conn, err := e.Stdout.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("await output: %w", err)
+	}
+	undone := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(undone)
+		_ = e.Stdout.SetReadDeadline(guest.Expired) // only a closed file refuses
+	})
+	err = conn.Read(func(fd uintptr) bool { return ready(int(fd), unix.POLLIN) })
+	if !stop() {
+		<-undone
+		_ = e.Stdout.SetReadDeadline(time.Time{}) // as above
+	}
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("await output: %w", context.Cause(ctx))
+	}
+	if err != nil {
+		return fmt.Errorf("await output: %w", err)
+	}
+	var held int
+	if cerr := conn.Control(func(fd uintptr) { held, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }); cerr != nil || err != nil {
+		return fmt.Errorf("await output: %w", errors.Join(cerr, err))
+	}
+	if held == 0 {
+		return errors.New("await output: the process has closed it")
+	}
+	return nil
+}
+
 // ErrLeft is the cause of the end of a context with which [Exec.Stream] returns and the process
 // goes on.
 var ErrLeft = errors.New("the exec goes on without its client")

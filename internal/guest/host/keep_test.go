@@ -141,6 +141,50 @@ func TestKeptExecIsAdopted(t *testing.T) {
 	}
 }
 
+// Waiting for the first output takes none of it, ends with the context and the process, and can be
+// done again.
+func TestOutputIsAwaited(t *testing.T) {
+	s := startInit(t)
+	start := func(script string) *Exec {
+		e, err := s.Exec(t.Context(), ExecRequest{Argv: []string{"sh", "-c", script}, Env: testEnv, Keep: true, Timeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = e.Close() })
+		return e
+	}
+	e := start("read x; echo $x; read x; exit 7")
+	ctx, cancel := context.WithCancel(t.Context())
+	awaited := make(chan error, 1)
+	go func() { awaited <- e.AwaitOutput(ctx) }()
+	cancel()
+	if err := <-awaited; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if _, err := e.Write([]byte("first\n")); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := e.AwaitOutput(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if e.Reported() {
+		t.Error("it has ended")
+	}
+	if _, err := e.Write([]byte("second\n")); err != nil {
+		t.Fatal(err)
+	}
+	guesttest.WaitFor(t, e.Reported)
+	m := newMemory(t, false)
+	if exit, err := e.Spool(t.Context(), m); err != nil || exit.Code != 7 || m.read(t) != "first\n" {
+		t.Errorf("%+v, %v", exit, err)
+	}
+	if err := start("exit 3").AwaitOutput(t.Context()); err == nil {
+		t.Error("a process without output had some")
+	}
+}
+
 // A terminal's output that comes byte by byte, as the echo of a person's keys does, is taken to its
 // end.
 func TestKeptTerminalsSingleBytesAreTaken(t *testing.T) {

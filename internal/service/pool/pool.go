@@ -42,6 +42,9 @@ type Spec struct {
 	Network bool // for sandboxes with a network, of any policy
 	Size    int
 	Learn   bool
+	// Context is the language of the context that an interpreter in each sandbox waits for, and behind
+	// a plus each, modules that it has imported. Empty: there is none.
+	Context string
 }
 
 // size returns the number of sandboxes that should be ready now.
@@ -75,6 +78,8 @@ type Options struct {
 	Pools []Spec
 	// Acquire keeps an image from being removed until its Release is called.
 	Acquire func(ctx context.Context, reference string) (*Image, error)
+	// Filled is called after each look at the pools. It must not block. Default: nothing.
+	Filled func()
 	// SpareMemory returns an error if the host's memory is short. Default: less than a tenth of it is
 	// available.
 	SpareMemory func() error
@@ -143,6 +148,9 @@ func (p *Pools) Fill(ctx context.Context) {
 			if err != nil && err.Error() != before && ctx.Err() == nil {
 				p.opts.Log.Warn("a pool is not full", "image", w.Image, "profile", w.Profile, "error", err)
 			}
+		}
+		if p.opts.Filled != nil {
+			p.opts.Filled()
 		}
 		select {
 		case <-ctx.Done():
@@ -276,7 +284,13 @@ func (p *Pools) Unpark(ctx context.Context, layers []string) {
 	}
 }
 
-// States returns the states of the pools.
+// Specs returns the pools. It is not to be changed.
+func (p *Pools) Specs() []Spec { return p.opts.Pools }
+
+// SpareMemory returns an error if nothing more is to be kept ready.
+func (p *Pools) SpareMemory() error { return p.opts.SpareMemory() }
+
+// States returns the states of the pools, in the order of Specs.
 func (p *Pools) States() []api.Pool {
 	var all []api.Pool
 	for _, w := range p.opts.Pools {
