@@ -91,6 +91,7 @@ func listen(t *testing.T, d *harness.Daemon, args ...string) *face {
 }
 
 func TestTypeScriptOverHTTP(t *testing.T) {
+	testenv.SameForAll(t)
 	d := serve(t)
 	f := listen(t, d)
 	out, err := node(t, packages(t), []string{"NETWORK=none"}, "client.mjs", "http", f.url, f.token)
@@ -186,6 +187,7 @@ func TestKilledClientLeavesNothing(t *testing.T) {
 // connections on to the Unix socket, where none is needed. Most scenarios call tools, prompts and
 // resources of a server that is made for the suite, and cannot pass anywhere else.
 func TestConformance(t *testing.T) {
+	testenv.SameForAll(t)
 	d := serve(t)
 	url := forward(t, listen(t, d).socket)
 	out, err := node(t, packages(t), nil, "node_modules/@modelcontextprotocol/conformance/dist/index.js",

@@ -13,11 +13,13 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // Lines that are no message are answered, and cost the session nothing.
 func TestBadMessagesOverStdio(t *testing.T) {
+	testenv.SameForAll(t)
 	d := serve(t)
 	r := start(t, d).open()
 	id := r.call("run_command", map[string]any{"command": "echo here > /file"})
@@ -64,6 +66,7 @@ func TestBadMessagesOverStdio(t *testing.T) {
 
 // Values of wrong types are the model's mistakes: it reads about them.
 func TestWrongArguments(t *testing.T) {
+	testenv.SameForAll(t)
 	d := serve(t)
 	r := start(t, d).open()
 	for _, tc := range []struct{ tool, args string }{
