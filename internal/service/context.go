@@ -63,6 +63,7 @@ type codeContext struct {
 	kernel  resident.Kernel
 	split   resident.Splitter // of its output; only with the turn
 	from    int64             // offset behind the output that was split; only with the turn
+	pace    kernelPace        // of its reader; only with the turn
 	place   place
 	run     *contextRun // under way
 	expiry  *time.Timer // nil without idle timeout
@@ -396,7 +397,7 @@ func (c *codeContext) startProcess(ctx context.Context, rec *runtime.Record) err
 	}
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
-	said, err := c.read(ctx, nil, func(f resident.Frame) (bool, error) {
+	said, err := c.read(ctx, func(f resident.Frame) (bool, error) {
 		if f.Kind == resident.KindStdout || f.Kind == resident.KindStderr { // of the start of an interpreter
 			return false, nil
 		}

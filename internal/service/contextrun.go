@@ -84,9 +84,40 @@ var (
 	errEmit = errors.New("the client takes no more")
 )
 
+// A kernelPace slows the reader of a kernel that floods, whatever becomes of what it says: a result
+// without memory, a second failure and output before the first run are dropped, and no client slows
+// the kernel by reading them. The zero value is ready.
+type kernelPace struct {
+	pace host.Pace
+	work int // bytes of messages that were not counted as reads yet
+}
+
+const (
+	// messagesPerRead is the number of bytes of messages whose decoding takes as long as a read with
+	// all that follows it.
+	messagesPerRead = 16 << 10
+	// messageWork is the work of a message beside its bytes, as bytes.
+	messageWork = 256
+)
+
+// took records a frame. Output costs its read only: what exceeds a buffered answer is paced there,
+// and any other is the client's to read.
+func (p *kernelPace) took(f resident.Frame) {
+	if f.Kind != resident.KindStdout && f.Kind != resident.KindStderr {
+		p.work += messageWork + len(f.Payload)
+	}
+}
+
+// wait records a read, and waits until the next one is due.
+func (p *kernelPace) wait(over <-chan struct{}) {
+	reads := 1 + p.work/messagesPerRead
+	p.work %= messagesPerRead
+	p.pace.Wait(over, reads)
+}
+
 // read passes the frames of the process to handle until that is done. It returns errDied at the
-// process's end, and the end of its stderr. Pace is called after each read of output, nil is not.
-func (c *codeContext) read(ctx context.Context, pace func(), handle func(resident.Frame) (done bool, err error)) (said string, err error) {
+// process's end, and the end of its stderr. A flood is read slowly.
+func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (done bool, err error)) (said string, err error) {
 	c.mu.Lock()
 	x, run := c.x, c.place.Run
 	if !c.place.Ready {
@@ -107,6 +138,7 @@ func (c *codeContext) read(ctx context.Context, pace func(), handle func(residen
 			if !ok {
 				break
 			}
+			c.pace.took(f)
 			if done, err = handle(f); err != nil {
 				return string(tail), err
 			}
@@ -136,8 +168,8 @@ func (c *codeContext) read(ctx context.Context, pace func(), handle func(residen
 		}
 		c.split.Write(ch.stream, ch.at, ch.data)
 		c.from += int64(len(ch.data))
-		if len(ch.data) > 0 && pace != nil {
-			pace()
+		if len(ch.data) > 0 {
+			c.pace.wait(x.over())
 		}
 		if len(ch.data) > 0 || ch.more == nil {
 			continue
@@ -255,16 +287,12 @@ func (c *codeContext) used() {
 }
 
 // drain reads to the end of a run whose client has left, and gives the turn back. It does not stop
-// reading: a run that waits for ever for room never ends. A flood is read slowly. The caller has
-// the turn.
+// reading: a run that waits for ever for room never ends. The caller has the turn.
 func (c *codeContext) drain(run *contextRun) {
 	defer c.release()
 	ctx := c.s.execs.ctx
 	r := resident.Reader{Run: c.number(), Skip: true}
-	x := c.process()
-	var pace host.Pace
-	slowly := func() { pace.Wait(x.over(), 1) }
-	said, err := c.read(ctx, slowly, func(f resident.Frame) (bool, error) {
+	said, err := c.read(ctx, func(f resident.Frame) (bool, error) {
 		m, err := r.Read(f)
 		return m != nil && m.Done != nil, err
 	})
@@ -503,7 +531,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, v *verdi
 		return false, err
 	}
 	c.isSent()
-	said, err := c.read(ctx, nil, out.take)
+	said, err := c.read(ctx, out.take)
 	var failure *api.CodeFailure
 	switch {
 	case err == nil:
