@@ -213,7 +213,7 @@ type core struct {
 	contexts   contexts
 	results    *share.Quota // of bytes of results of contexts
 	toolchains toolchains
-	checks     sync.Map // semaphores of one by tenant: large checks of code
+	checks     tenantTurns // large checks of code
 	restarts   restarts
 	finals     finals
 	logs       *mainLogs
@@ -222,7 +222,7 @@ type core struct {
 	events     *events.Log
 	volumes    *volume.Store
 
-	rejoining sync.Mutex // serializes changes of networks on records, and what follows from each
+	rejoining tenantTurns // changes of networks on records, and what follows from each
 
 	// The engine's abilities, nil if it lacks them.
 	differ      runtime.Differ          // else diff, commit, snapshots and RUN fail
