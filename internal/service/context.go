@@ -99,6 +99,7 @@ type place struct {
 // contextRun is a run under way.
 type contextRun struct {
 	began       time.Time
+	ready       bool        // the kernel takes a SIGINT as one of this run
 	timer       *time.Timer // nil without timeout
 	grace       *time.Timer // nil until it is interrupted
 	timeout     bool        // its timeout has ended
@@ -706,6 +707,7 @@ func (s *core) resumeContexts() {
 			c.mu.Lock()
 			if c.place.Busy && !c.x.ended() {
 				run := c.begin(0)
+				run.ready = true // as far as is known
 				if c.place.Deadline > 0 {
 					c.bound(run, time.Until(time.Unix(0, c.place.Deadline)))
 				}

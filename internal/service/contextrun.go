@@ -139,6 +139,9 @@ func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (don
 				break
 			}
 			c.pace.took(f)
+			if f.Kind == resident.KindBegan {
+				c.kernelBegan(f.Run)
+			}
 			if done, err = handle(f); err != nil {
 				return string(tail), err
 			}
@@ -198,7 +201,7 @@ func (c *codeContext) advance(x *Execution, at int64, done bool) {
 
 // begin notes that a run is under way. It needs mu.
 func (c *codeContext) begin(timeout time.Duration) *contextRun {
-	c.run = &contextRun{began: time.Now()}
+	c.run = &contextRun{began: time.Now(), ready: !c.kernel.Begins}
 	if timeout > 0 {
 		c.bound(c.run, timeout)
 	}
@@ -226,26 +229,48 @@ func (c *codeContext) interrupt(run *contextRun, why string) {
 	}
 }
 
+// kernelBegan notes that the kernel takes interrupts as those of a run, and sends one that waits.
+func (c *codeContext) kernelBegan(number uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if run := c.run; run != nil && !run.ready && number == c.place.Run {
+		if run.ready = true; run.interrupted {
+			c.signal(run)
+		}
+	}
+}
+
+// signal sends SIGINT for a run. It needs mu.
+func (c *codeContext) signal(run *contextRun) {
+	if c.place.Sent {
+		return
+	}
+	x := c.x
+	c.place.Interrupts++
+	// Without the lock: init of a sandbox that is paused does not read. A signal that comes late is
+	// counted, and the kernel passes over it.
+	if !c.s.execs.spawn(func() {
+		_ = x.Signal(api.ExecSignal{Signal: "SIGINT"}) // fails if init is lost, which ends the sandbox
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.run == run && c.s.execs.ctx.Err() == nil { // else it may not have been sent
+			c.place.Sent = true
+			c.writePlace()
+		}
+	}) {
+		c.place.Interrupts--
+	}
+	c.writePlace()
+}
+
 // send is interrupt with mu held.
 func (c *codeContext) send(run *contextRun, why string) {
 	run.interrupted = true
 	x := c.x
-	if !c.place.Sent {
-		c.place.Interrupts++
-		// Without the lock: init of a sandbox that is paused does not read. A signal that comes late is
-		// counted, and the kernel passes over it.
-		if !c.s.execs.spawn(func() {
-			_ = x.Signal(api.ExecSignal{Signal: "SIGINT"}) // fails if init is lost, which ends the sandbox
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if c.run == run && c.s.execs.ctx.Err() == nil { // else it may not have been sent
-				c.place.Sent = true
-				c.writePlace()
-			}
-		}) {
-			c.place.Interrupts--
-		}
-		c.writePlace()
+	if run.ready {
+		c.signal(run)
+	} else {
+		c.writePlace() // kernelBegan sends it, or the next daemon
 	}
 	run.grace = time.AfterFunc(interruptGrace, func() {
 		c.mu.Lock()

@@ -170,7 +170,8 @@ func (s *API) SpareExec(sandbox string) string {
 	return ""
 }
 
-// Rejoin changes the networks of a sandbox as [API.ConnectNetwork] does, with an edit of the test's.
+// Rejoin changes the networks of a sandbox as [API.ConnectNetwork] does, with an edit of the
+// test's.
 func (s *API) Rejoin(ctx context.Context, ref, name string, edit func(rec *runtime.Record) (api.Network, error)) error {
 	return s.rejoin(ctx, ref, name, api.ActionConnected, edit)
 }

@@ -204,7 +204,7 @@ func header(text string) (f Frame, size int, err error) {
 		return f, 0, violated("a header %q", text)
 	}
 	switch f.Kind = Kind(fields[0][0]); f.Kind {
-	case KindHello, KindResult, KindError, KindDone, KindPiece, kindSync:
+	case KindHello, KindResult, KindError, KindDone, KindPiece, KindBegan, kindSync:
 	case KindStdout, KindStderr:
 		fallthrough
 	default:
