@@ -109,14 +109,11 @@ func (s *API) check(ctx context.Context, run *judgedRun, policies []*codepolicy.
 		}
 	}
 	if run.cost > maxFreeCheck {
-		turn, _ := s.checks.LoadOrStore(s.caller.Tenant, make(chan struct{}, 1))
-		checks := turn.(chan struct{}) //nolint:forcetypeassert // no other type is stored
-		select {
-		case checks <- struct{}{}:
-			defer func() { <-checks }()
-		case <-ctx.Done():
-			return nil, 0, context.Cause(ctx)
+		release, err := s.checks.take(ctx, s.caller.Tenant)
+		if err != nil {
+			return nil, 0, err
 		}
+		defer release()
 	}
 	r := codepolicy.Check(policies, code)
 	if r.Refused {

@@ -33,8 +33,8 @@ const (
 
 	// helloTimeout bounds the start of an interpreter.
 	helloTimeout = 60 * time.Second
-	// interruptGrace is the time in which an interrupted run may end.
-	interruptGrace = 5 * time.Second
+	// defaultInterruptGrace is that of [Options.InterruptGrace].
+	defaultInterruptGrace = 5 * time.Second
 )
 
 // contexts is the registry of the contexts of all sandboxes.
@@ -59,6 +59,7 @@ type codeContext struct {
 	kernel  resident.Kernel
 	split   resident.Splitter // of its output; only with the turn
 	from    int64             // offset behind the output that was split; only with the turn
+	pace    kernelPace        // of its reader; only with the turn
 	place   place
 	run     *contextRun // under way
 	expiry  *time.Timer // nil without idle timeout
@@ -96,6 +97,7 @@ type place struct {
 // contextRun is a run under way.
 type contextRun struct {
 	began       time.Time
+	ready       bool        // the kernel takes a SIGINT as one of this run
 	timer       *time.Timer // nil without timeout
 	grace       *time.Timer // nil until it is interrupted
 	timeout     bool        // its timeout has ended
@@ -416,7 +418,7 @@ func (c *codeContext) startAs(ctx context.Context, rec *runtime.Record, parked *
 	}
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
-	said, err := c.read(ctx, nil, func(f resident.Frame) (bool, error) {
+	said, err := c.read(ctx, func(f resident.Frame) (bool, error) {
 		if f.Kind == resident.KindStdout || f.Kind == resident.KindStderr { // of the start of an interpreter
 			return false, nil
 		}
@@ -725,6 +727,7 @@ func (s *core) resumeContexts() {
 			c.mu.Lock()
 			if c.place.Busy && !c.x.ended() {
 				run := c.begin(0)
+				run.ready = true // as far as is known
 				if c.place.Deadline > 0 {
 					c.bound(run, time.Until(time.Unix(0, c.place.Deadline)))
 				}

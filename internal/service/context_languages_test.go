@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"image/png"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"slices"
@@ -213,20 +214,20 @@ func TestContextLanguages(t *testing.T) {
 	}
 }
 
-// interrupts interrupts runs, and then looks for what was there before. Node has instants without
-// handler at both ends of a piece of code: its runs have a timeout, which ends in the middle.
+// interrupts interrupts runs, and then looks for what was there before. A run that waits for a
+// program is interrupted when that runs: an interpreter that has begun to wait passes over a signal
+// that comes before it.
 func (l *tongue) interrupts(t *testing.T, d *daemontest.Running, c api.Context) {
 	t.Helper()
 	for _, code := range append(l.busy, l.waits) {
-		req := api.CodeRequest{Code: l.says + "\n" + code}
 		asked := false
-		if l.peer == "node" {
-			req.Timeout, asked = 1, true
-		}
 		var failure *api.CodeFailure
-		streamed(t, d, req, c, func(e api.CodeEvent) {
+		streamed(t, d, api.CodeRequest{Code: l.says + "\n" + code}, c, func(e api.CodeEvent) {
 			if e.Type == api.CodeStdout && !asked {
 				asked = true
+				if code == l.waits {
+					untilRuns(d, c.Sandbox, "sleep", "1000")
+				}
 				d.Do("POST", "/v1/sandboxes/"+c.Sandbox+"/contexts/"+c.ID+"/interrupt", nil)
 			}
 			if e.Failure != nil {
@@ -240,6 +241,15 @@ func (l *tongue) interrupts(t *testing.T, d *daemontest.Running, c api.Context) 
 			t.Errorf("after %s: %s", code, got)
 		}
 	}
+}
+
+// untilRuns waits until a program runs in a sandbox.
+func untilRuns(d *daemontest.Running, sandbox string, argv ...string) {
+	d.T.Helper()
+	d.Await(func() string { return fmt.Sprintf("%q does not run", argv) }, func() bool {
+		list := daemontest.Decode[api.ProcessList](d.T, d.Do("GET", "/v1/sandboxes/"+sandbox+"/processes", nil), http.StatusOK)
+		return slices.ContainsFunc(list.Processes, func(p api.Process) bool { return slices.Equal(p.Argv, argv) })
+	})
 }
 
 // floods has more output and larger results than fit into one message.
@@ -392,11 +402,13 @@ func TestRPlots(t *testing.T) {
 }
 
 // An interrupt that comes before the process has read the code is one of the run, and the context
-// keeps its state. Node has an instant without handler there, and may die.
+// keeps its state.
 func TestInterruptBeforeTheCode(t *testing.T) {
 	for _, l := range []struct{ name, peer, set, endless, get, want string }{
 		{"python", "python3", "x = 1", "while True: pass", "x", `"" "" [1]*`},
 		{"bash", "bash", "x=1", "while :; do :; done", "echo $x", `"1\n" ""`},
+		{"javascript", "node", "var x = 1", "for (;;);", "x", `"" "" [1]*`},
+		{"typescript", "node", "var x = 1", "await new Promise(() => {}) as any", "x", `"" "" [1]*`},
 		{"ruby", "ruby", "x = 1; nil", "loop {}", "x", `"" "" [1]*`},
 		{"r", "Rscript", "x <- 1", "repeat {}", "x", `"" "" [[1] 1]*`},
 	} {
@@ -416,6 +428,53 @@ func TestInterruptBeforeTheCode(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Whenever an interrupt comes, the run ends by it or by itself, and the context keeps its state. So
+// it does while node takes its handler of signals and gives it back, around each piece of code.
+func TestInterruptsAtAnyInstant(t *testing.T) {
+	testenv.RequirePeer(t, "node")
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{Language: "javascript"})
+	if got := summary(runIn(d, c, "var n = 0, heard = 0")); got != `"" ""` {
+		t.Fatal(got)
+	}
+	const most = 2000 // microseconds
+	rnd := rand.New(rand.NewPCG(1, 2))
+	interrupted := 0
+	for i := range testenv.Rounds(300, 10_000) {
+		code := []string{
+			"for (const end = Date.now() + 2; Date.now() < end;); void n++",
+			"await null; for (const end = Date.now() + 2; Date.now() < end;); void n++",
+			"await new Promise((done) => setTimeout(done, 1)); void n++",
+		}[i%3]
+		res := runReq(d, c, api.CodeRequest{Code: code, Timeout: 0.001 + float64(rnd.IntN(most))/1e6})
+		if res.Failure != nil {
+			interrupted++
+		}
+		if res.ExecutionCount != i+2 || res.Logs.Stdout+res.Logs.Stderr != "" || len(res.Results) != 0 || res.Failure != nil && res.Failure.Name != "KeyboardInterrupt" {
+			t.Fatalf("run %d, %s: %s", res.ExecutionCount, code, summary(res))
+		}
+	}
+	t.Logf("%d runs were interrupted", interrupted)
+	// A listener of the user's keeps no interrupt from code, before it is removed and after.
+	for _, run := range []run{
+		{"await new Promise(setImmediate); void 0", `"" ""`}, // hears what has come late
+		{"const hear = () => heard++; process.on('SIGINT', hear); void 0", `"" ""`},
+		{"for (;;);", `"" "" KeyboardInterrupt: the run's timeout has ended`},
+		{"await new Promise(() => {})", `"" "" KeyboardInterrupt: the run's timeout has ended`},
+		{"process.removeListener('SIGINT', hear); void 0", `"" ""`},
+		{"for (;;);", `"" "" KeyboardInterrupt: the run's timeout has ended`},
+		{"typeof n + heard", `"" "" [number1]*`},
+	} {
+		req := api.CodeRequest{Code: run.code}
+		if strings.Contains(run.want, "timeout") {
+			req.Timeout = 0.2
+		}
+		if got := summary(runReq(d, c, req)); got != run.want {
+			t.Errorf("%s\n got %s\nwant %s", run.code, got, run.want)
+		}
 	}
 }
 

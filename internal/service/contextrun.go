@@ -84,9 +84,40 @@ var (
 	errEmit = errors.New("the client takes no more")
 )
 
+// A kernelPace slows the reader of a kernel that floods, whatever becomes of what it says: a result
+// without memory, a second failure and output before the first run are dropped, and no client slows
+// the kernel by reading them. The zero value is ready.
+type kernelPace struct {
+	pace host.Pace
+	work int // bytes of messages that were not counted as reads yet
+}
+
+const (
+	// messagesPerRead is the number of bytes of messages whose decoding takes as long as a read with
+	// all that follows it.
+	messagesPerRead = 16 << 10
+	// messageWork is the work of a message beside its bytes, as bytes.
+	messageWork = 256
+)
+
+// took records a frame. Output costs its read only: what exceeds a buffered answer is paced there,
+// and any other is the client's to read.
+func (p *kernelPace) took(f resident.Frame) {
+	if f.Kind != resident.KindStdout && f.Kind != resident.KindStderr {
+		p.work += messageWork + len(f.Payload)
+	}
+}
+
+// wait records a read, and waits until the next one is due.
+func (p *kernelPace) wait(over <-chan struct{}) {
+	reads := 1 + p.work/messagesPerRead
+	p.work %= messagesPerRead
+	p.pace.Wait(over, reads)
+}
+
 // read passes the frames of the process to handle until that is done. It returns errDied at the
-// process's end, and the end of its stderr. Pace is called after each read of output, nil is not.
-func (c *codeContext) read(ctx context.Context, pace func(), handle func(resident.Frame) (done bool, err error)) (said string, err error) {
+// process's end, and the end of its stderr. A flood is read slowly.
+func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (done bool, err error)) (said string, err error) {
 	c.mu.Lock()
 	x, run := c.x, c.place.Run
 	if !c.place.Ready {
@@ -106,6 +137,10 @@ func (c *codeContext) read(ctx context.Context, pace func(), handle func(residen
 			}
 			if !ok {
 				break
+			}
+			c.pace.took(f)
+			if f.Kind == resident.KindBegan {
+				c.kernelBegan(f.Run)
 			}
 			if done, err = handle(f); err != nil {
 				return string(tail), err
@@ -136,8 +171,8 @@ func (c *codeContext) read(ctx context.Context, pace func(), handle func(residen
 		}
 		c.split.Write(ch.Stream, ch.At, ch.Data)
 		c.from += int64(len(ch.Data))
-		if len(ch.Data) > 0 && pace != nil {
-			pace()
+		if len(ch.Data) > 0 {
+			c.pace.wait(x.over())
 		}
 		if len(ch.Data) > 0 || ch.More == nil {
 			continue
@@ -166,7 +201,7 @@ func (c *codeContext) advance(x *Detached, at int64, done bool) {
 
 // begin notes that a run is under way. It needs mu.
 func (c *codeContext) begin(timeout time.Duration) *contextRun {
-	c.run = &contextRun{began: time.Now()}
+	c.run = &contextRun{began: time.Now(), ready: !c.kernel.Begins}
 	if timeout > 0 {
 		c.bound(c.run, timeout)
 	}
@@ -194,30 +229,52 @@ func (c *codeContext) interrupt(run *contextRun, why string) {
 	}
 }
 
+// kernelBegan notes that the kernel takes interrupts as those of a run, and sends one that waits.
+func (c *codeContext) kernelBegan(number uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if run := c.run; run != nil && !run.ready && number == c.place.Run {
+		if run.ready = true; run.interrupted {
+			c.signal(run)
+		}
+	}
+}
+
+// signal sends SIGINT for a run. It needs mu.
+func (c *codeContext) signal(run *contextRun) {
+	if c.place.Sent {
+		return
+	}
+	x := c.x
+	c.place.Interrupts++
+	// Without the lock: init of a sandbox that is paused does not read. A signal that comes late is
+	// counted, and the kernel passes over it.
+	if !c.s.execs.spawn(func() {
+		err := x.Signal(api.ExecSignal{Signal: "SIGINT"}) // fails if init is lost, which ends the sandbox, or the daemon stops
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.run == run && err == nil {
+			c.place.Sent = true
+			c.writePlace()
+		}
+	}) {
+		c.place.Interrupts--
+	}
+	c.writePlace()
+}
+
 // send is interrupt with mu held.
 func (c *codeContext) send(run *contextRun, why string) {
 	run.interrupted = true
 	x := c.x
-	if !c.place.Sent {
-		c.place.Interrupts++
-		// Without the lock: init of a sandbox that is paused does not read. A signal that comes late is
-		// counted, and the kernel passes over it.
-		if !c.s.execs.spawn(func() {
-			_ = x.Signal(api.ExecSignal{Signal: "SIGINT"}) // fails if init is lost, which ends the sandbox
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if c.run == run && c.s.execs.ctx.Err() == nil { // else it may not have been sent
-				c.place.Sent = true
-				c.writePlace()
-			}
-		}) {
-			c.place.Interrupts--
-		}
-		c.writePlace()
+	if run.ready {
+		c.signal(run)
+	} else {
+		c.writePlace() // kernelBegan sends it, or the next daemon
 	}
-	run.grace = time.AfterFunc(interruptGrace, func() {
+	run.grace = time.AfterFunc(cmp.Or(c.s.opts.InterruptGrace, defaultInterruptGrace), func() {
 		c.mu.Lock()
-		due := c.run == run && c.x == x
+		due := c.run == run && c.x == x && c.s.execs.ctx.Err() == nil // else the next daemon's
 		if due {
 			run.killed = cmp.Or(run.killed, why)
 		}
@@ -255,16 +312,12 @@ func (c *codeContext) used() {
 }
 
 // drain reads to the end of a run whose client has left, and gives the turn back. It does not stop
-// reading: a run that waits for ever for room never ends. A flood is read slowly. The caller has
-// the turn.
+// reading: a run that waits for ever for room never ends. The caller has the turn.
 func (c *codeContext) drain(run *contextRun) {
 	defer c.release()
 	ctx := c.s.execs.ctx
 	r := resident.Reader{Run: c.number(), Skip: true}
-	x := c.process()
-	var pace host.Pace
-	slowly := func() { pace.Wait(x.over(), 1) }
-	said, err := c.read(ctx, slowly, func(f resident.Frame) (bool, error) {
+	said, err := c.read(ctx, func(f resident.Frame) (bool, error) {
 		m, err := r.Read(f)
 		return m != nil && m.Done != nil, err
 	})
@@ -503,7 +556,7 @@ func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, v *verdi
 		return false, err
 	}
 	c.isSent()
-	said, err := c.read(ctx, nil, out.take)
+	said, err := c.read(ctx, out.take)
 	var failure *api.CodeFailure
 	switch {
 	case err == nil:

@@ -195,6 +195,9 @@ type Options struct {
 
 	// RetainEvery is the interval of the retention rounds; default one minute.
 	RetainEvery time.Duration
+	// InterruptGrace is the time in which an interrupted run of a context may end, before its
+	// interpreter is killed; default five seconds.
+	InterruptGrace time.Duration
 }
 
 // Pool describes a warm pool.
@@ -214,7 +217,7 @@ type core struct {
 	contexts   contexts
 	results    *share.Quota // of bytes of results of contexts
 	toolchains toolchains
-	checks     sync.Map // semaphores of one by tenant: large checks of code
+	checks     tenantTurns // large checks of code
 	restarts   restarts
 	finals     finals
 	logs       *mainlog.Store
@@ -224,7 +227,7 @@ type core struct {
 	events     *events.Log
 	volumes    *volume.Store
 
-	rejoining sync.Mutex // serializes changes of networks on records, and what follows from each
+	rejoining tenantTurns // changes of networks on records, and what follows from each
 
 	// The engine's abilities, nil if it lacks them.
 	differ      runtime.Differ          // else diff, commit, snapshots and RUN fail

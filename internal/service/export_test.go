@@ -192,3 +192,9 @@ func (s *API) KillParked(sandbox string) (ended func() bool) {
 	_ = x.Kill() // as in collect
 	return x.Reported
 }
+
+// Rejoin changes the networks of a sandbox as [API.ConnectNetwork] does, with an edit of the
+// test's.
+func (s *API) Rejoin(ctx context.Context, ref, name string, edit func(rec *runtime.Record) (api.Network, error)) error {
+	return s.rejoin(ctx, ref, name, api.ActionConnected, edit)
+}

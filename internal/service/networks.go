@@ -335,8 +335,12 @@ func (s *API) rejoin(ctx context.Context, ref, name string, action api.EventActi
 	if err != nil {
 		return fail(err)
 	}
-	s.rejoining.Lock()
-	defer s.rejoining.Unlock()
+	// Networks are a tenant's own, and its gateways may be slow to reset connections.
+	release, err := s.rejoining.take(ctx, rec.Tenant)
+	if err != nil {
+		return fail(err)
+	}
+	defer release()
 	rec, was, err := s.supervisor.SetNetwork(rec.ID, edit)
 	if err != nil {
 		return fail(err)

@@ -1,16 +1,20 @@
 package service_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
 	"github.com/sandboxd/sandboxd/internal/service"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // stoppedIn returns a request for a sandbox that is created stopped.
@@ -148,5 +152,64 @@ func TestNetworksOfStoppedSandboxes(t *testing.T) {
 	}
 	if db, err := s.GetSandbox("db"); err != nil || db.Network.Mode != api.NetworkFull {
 		t.Errorf("%+v, %v", db.Network, err)
+	}
+}
+
+// A change of networks that waits for its gateways keeps the other changes of its tenant waiting,
+// as long as their clients do, and no other tenant's.
+func TestTenantsChangeNetworksBesideEachOther(t *testing.T) {
+	r := daemontest.New(t, servicetest.RealInit(t)).Start()
+	one := r.D.Service().For(service.Caller{Tenant: "1", UID: 1})
+	two := r.D.Service().For(service.Caller{Tenant: "2", UID: 2})
+	for _, s := range []*service.API{one, two} {
+		if _, err := s.CreateNetwork(api.CreateNetwork{Name: "back"}); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"db", "web"} {
+			if _, err := s.CreateSandbox(t.Context(), stoppedIn(name, "front")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	waits, answer, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- one.Rejoin(t.Context(), "db", "back", func(rec *runtime.Record) (api.Network, error) {
+			close(waits)
+			<-answer
+			return rec.Network, nil
+		})
+	}()
+	<-waits
+
+	others := make(chan error, 1)
+	go func() {
+		_, err := two.UpdateSandbox(t.Context(), "web", api.UpdateSandbox{Network: &api.Network{Mode: api.NetworkFull}})
+		others <- errors.Join(
+			two.ConnectNetwork(t.Context(), "back", api.ConnectNetwork{Sandbox: "db"}),
+			two.DisconnectNetwork(t.Context(), "front", api.DisconnectNetwork{Sandbox: "db"}),
+			err)
+	}()
+	select {
+	case err := <-others:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(testenv.HungAfter):
+		t.Error("another tenant waits for it")
+	}
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	if err := one.ConnectNetwork(gone, "back", api.ConnectNetwork{Sandbox: "web"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("another change of the tenant: %v", err)
+	}
+	if web, err := one.GetSandbox("web"); err != nil || len(web.Network.Join) != 1 {
+		t.Errorf("%+v, %v", web.Network, err)
+	}
+	close(answer)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if err := one.ConnectNetwork(t.Context(), "back", api.ConnectNetwork{Sandbox: "web"}); err != nil {
+		t.Error(err)
 	}
 }

@@ -165,8 +165,11 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 	}
 	s.parked.drop(rec.ID) // it was started with the limits of before
 	if req.Network != nil {
-		s.rejoining.Lock()
-		defer s.rejoining.Unlock()
+		release, err := s.rejoining.take(ctx, rec.Tenant)
+		if err != nil {
+			return api.Sandbox{}, fmt.Errorf("change the network: %w", err)
+		}
+		defer release()
 		if rec, err = s.lookup(rec.ID); err != nil {
 			return api.Sandbox{}, err
 		}

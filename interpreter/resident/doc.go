@@ -21,7 +21,9 @@
 //
 // All kernels but python's leave their streams to programs. Their messages stand in the output of
 // those: NUL, the process's key and ":", then type, number and length as text, a newline and the
-// payload. A message of type "s" on stderr says that the run's output there is complete. R cannot
+// payload. A message of type "s" on stderr says that the run's output there is complete. Node keeps
+// whether a SIGINT has come, and not how many: its kernel says with type "b" that those of earlier
+// runs are counted, and the next is one of this run. R cannot
 // write a NUL, and begins its messages with \001. Requests of bash and R are words with escapes of
 // printf's %b.
 //

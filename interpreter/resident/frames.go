@@ -40,6 +40,7 @@ const (
 	KindResult Kind = 'r' // [api.CodeValue]
 	KindError  Kind = 'x' // [api.CodeFailure]
 	KindDone   Kind = 'd' // [Done]; the last of a run
+	KindBegan  Kind = 'b' // without payload: see [Kernel.Begins]
 	KindPiece  Kind = '+' // part of the message that follows
 )
 
@@ -97,7 +98,7 @@ func (d *Decoder) Next() (Frame, bool, error) {
 	size := binary.BigEndian.Uint32(left)
 	switch f.Kind {
 	case KindHello, KindStdout, KindStderr, KindResult, KindError, KindDone, KindPiece:
-	case kindSync:
+	case KindBegan, kindSync:
 		fallthrough
 	default:
 		return Frame{}, false, violated("a frame of type %q", rune(f.Kind))
@@ -236,6 +237,8 @@ func (r *Reader) Read(f Frame) (*Message, error) {
 			return nil, err
 		}
 		m.Done.bound()
+	case KindBegan:
+		return nil, nil
 	case KindHello, KindPiece, kindSync:
 		fallthrough
 	default:

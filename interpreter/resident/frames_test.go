@@ -3,6 +3,7 @@ package resident_test
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -285,6 +286,45 @@ func TestHalfAnEnd(t *testing.T) {
 		}
 		if !errors.Is(err, resident.ErrProtocol) {
 			t.Errorf("%s: %v after %d bytes", stream, err, at)
+		}
+	}
+}
+
+// Frames lie where their bytes were written until the next write: to take one moves no other,
+// however many there are.
+func TestFramesAreNotCopied(t *testing.T) {
+	const frames, key = 500, "\x00KEY:"
+	marked := markedKernel(t)
+	var plain, between []byte
+	for i := range frames {
+		payload := fmt.Sprintf("%04d", i)
+		plain = append(append(plain, 0, 0, 0, 4, byte(resident.KindResult), 0, 0, 0, 1), payload...)
+		between = fmt.Appendf(between, "%sr 1 4\n%s", key, payload)
+	}
+	for _, of := range []struct {
+		split resident.Splitter
+		said  []byte
+	}{{new(resident.Decoder), plain}, {marked.NewSplitter(), between}} {
+		of.split.Begin(1)
+		of.split.Write("stdout", 0, of.said)
+		var all [][]byte
+		for {
+			f, ok, err := of.split.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !ok {
+				break
+			}
+			all = append(all, f.Payload)
+		}
+		for i, p := range all {
+			if string(p) != fmt.Sprintf("%04d", i) {
+				t.Fatalf("%T: frame %d has become %q", of.split, i, p)
+			}
+		}
+		if len(all) != frames {
+			t.Errorf("%T: %d frames", of.split, len(all))
 		}
 	}
 }

@@ -4,10 +4,8 @@
 // stderr. Output of programs is the exec's own; messages stand in it behind a NUL and the key.
 (() => {
   const fs = require('fs');
-  const repl = require('repl');
   const util = require('util');
   const {Writable} = require('stream');
-  const {runInThisContext} = require('vm');
   const [REQUESTS, OUT, ERR] = [3, 4, 5];
   const MOST = 48 << 10;
   const MOST_MESSAGE = 16 << 20;
@@ -38,10 +36,14 @@
 
   // Streams that write at once: what was printed comes before the end of the run.
   for (const [name, fd] of [['stdout', 1], ['stderr', 2]]) {
-    const stream = new Writable({
-      decodeStrings: true,
-      write(chunk, encoding, done) { put(fd, chunk); done(); },
-    });
+    const stream = new Writable();
+    // Nothing is kept that an interrupt in the middle would leave as it is.
+    stream.write = (chunk, encoding, done) => {
+      put(fd, typeof chunk === 'string' ? Buffer.from(chunk, typeof encoding === 'string' ? encoding : 'utf8') : chunk);
+      done = typeof encoding === 'function' ? encoding : done;
+      if (typeof done === 'function') process.nextTick(done);
+      return true;
+    };
     stream.fd = fd;
     stream._type = 'pipe';
     Object.defineProperty(process, name, {configurable: true, enumerable: true, get: () => stream});
@@ -53,10 +55,39 @@
   // Signals that have come, until the last run's end, and those of runs that have ended; the
   // daemon's count of the latter.
   let [interrupts, seen, passed, told] = [0, 0, 0, 0];
-  // Of what awaits; code that runs is interrupted by node itself.
+  const interruption = () => Object.assign(new Error(), {code: 'ERR_SCRIPT_EXECUTION_INTERRUPTED'});
   const onInterrupt = () => {
     interrupts++;
-    settle(pending, {error: {code: 'ERR_SCRIPT_EXECUTION_INTERRUPTED'}, thrown: true});
+    settle(pending, {error: interruption(), thrown: true, counted: true});
+  };
+  // SIGINT always has the handler that node uses while code runs. Node takes it at the beginning of
+  // a piece of code and resets it at the end, but for the last user of several: this first one stays.
+  // Before and after it node takes listeners away and puts them back, for which it resets theirs. So
+  // listeners get none here, and are called.
+  let watchdog = {watchdogHasPendingSigint: () => false};
+  try {
+    watchdog = process.binding('contextify');
+    watchdog.startSigintWatchdog();
+    for (const event of ['newListener', 'removeListener']) {
+      for (const listener of process.listeners(event)) {
+        process.removeListener(event, listener);
+        process.on(event, (name, f) => { if (name !== 'SIGINT') listener.call(process, name, f); });
+      }
+    }
+  } catch { // a node without it: at the ends of a piece of code the signal ends the process
+    process.on('SIGINT', onInterrupt);
+  }
+  // Node notes that a signal has come while no code ran. Returns whether one has since the last look.
+  const came = () => {
+    if (!watchdog.watchdogHasPendingSigint()) return false;
+    watchdog.startSigintWatchdog();
+    watchdog.stopSigintWatchdog(); // forgets it
+    return true;
+  };
+  const look = () => {
+    if (!came()) return;
+    onInterrupt();
+    setImmediate(() => process.emit('SIGINT', 'SIGINT', 2)); // to listeners of the user's, which may throw
   };
   const shown = (e) => {
     try {
@@ -119,10 +150,29 @@
   process.on('uncaughtException', (e) => { put(2, Buffer.from(clean(shown(e)) + '\n')); });
   process.on('unhandledRejection', (e) => { put(2, Buffer.from(clean(shown(e)) + '\n')); });
 
+  // The REPL runs code with this function, in which node notices signals from the first instruction
+  // on. One that came before is looked for there: else code without end would be let go on.
+  const {Script} = require('vm');
+  const world = globalThis;
+  const now = Script.prototype.runInThisContext;
+  const enter = new Script('__sandboxd_enter()', {filename: '[eval]'});
+  Script.prototype.runInThisContext = function (options) {
+    Object.defineProperty(world, '__sandboxd_enter', {configurable: true, value: () => {
+      delete world.__sandboxd_enter;
+      if (came()) throw interruption();
+      return now.call(this, {displayErrors: false});
+    }});
+    return now.call(enter, options);
+  };
+  const repl = require('repl');
+  Script.prototype.runInThisContext = now;
+
   const input = new (require('stream').PassThrough)();
   const output = new Writable({write(chunk, encoding, done) { put(2, chunk); done(); }});
   const server = repl.start({prompt: '', input, output, terminal: false, useGlobal: true, breakEvalOnSigint: true, useColors: false});
   server.on('exit', () => {});
+  server.removeAllListeners('SIGINT'); // or it would close
+  server.on('SIGINT', onInterrupt); // one that came as the code ended
 
   function publish(value, main) {
     const text = typeof value === 'string' ? value : util.inspect(value);
@@ -158,49 +208,29 @@
   server._domain.on('error', (error) => {
     if (!settle(pending, {error, thrown: true})) put(2, Buffer.from(clean(shown(error)) + '\n'));
   });
-  const evaluate = async (code, name) => {
-    // Node closes its handler later than it says, and then resets the one that interrupts the code.
-    process.removeListener('SIGINT', onInterrupt);
-    await new Promise((done) => { setImmediate(done); });
-    try {
-      return await evaluateNow(code, name);
-    } finally {
-      if (!process.listeners('SIGINT').includes(onInterrupt)) process.on('SIGINT', onInterrupt);
-    }
-  };
-  const evaluateNow = (code, name) => { // outside of the promise's function, which stacks would show
+  const evaluate = (code, name) => { // outside of the promise's function, which stacks would show
+    look();
+    if (interrupts > passed) return {error: interruption(), thrown: true, counted: true}; // it came before the code began
     const outcome = new Promise((done) => { pending = done; });
     const run = pending;
     server.eval(code + '\n', server.context, name, (error, value) => settle(run, {error, thrown: error !== null && error !== undefined, value}));
-    process.on('SIGINT', onInterrupt);
-    return outcome;
-  };
-
-  // A signal that comes as a piece of code ends may stay with node, which interrupts a later piece for
-  // it: its watchdog's semaphore outlives the watchdog. This piece is for that.
-  const takeKept = async () => {
-    process.removeListener('SIGINT', onInterrupt);
-    await new Promise((done) => { setImmediate(done); }); // see evaluate
-    try {
-      runInThisContext('for (;;);', {breakOnSigint: true, timeout: 500});
-    } catch { /* it was interrupted, or there was none */ }
-    process.on('SIGINT', onInterrupt);
+    if (run !== pending) return outcome;
+    const timer = setInterval(look, 20); // it awaits
+    return outcome.finally(() => clearInterval(timer));
   };
 
   let count = 0;
   async function run(request) {
     const late = Date.now() + 500;
     const due = (request.interrupts || 0) - told;
-    while (interrupts - passed < due && Date.now() < late) {
+    for (look(); interrupts - passed < due && Date.now() < late; look()) {
       await new Promise((done) => setTimeout(done, 5));
     }
     passed += Math.max(due, seen - passed);
     told += due;
-    if (interrupts < passed) { // one that does not come any more
-      await takeKept();
-      interrupts = passed;
-    }
+    interrupts = Math.max(interrupts, passed); // one that does not come any more
     number = request.run;
+    put(OUT, Buffer.from(`\0${key}:b ${number} 0\n`)); // from here on they are of this run
     count++;
     const cpu = process.cpuUsage();
     const old = {};
@@ -217,9 +247,10 @@
         outcome = await evaluate(dynamic(code), name);
       }
     } catch (error) {
-      outcome = {error, thrown: true};
+      look();
+      outcome = interrupts > passed ? {error: interruption(), thrown: true, counted: true} : {error, thrown: true};
     }
-    let {error, thrown, value} = outcome;
+    let {error, thrown, value, counted} = outcome;
     for (const [name, v] of Object.entries(old)) {
       if (v === undefined) delete process.env[name]; else process.env[name] = v;
     }
@@ -228,7 +259,7 @@
     try {
       if (error instanceof repl.Recoverable) error = error.err; // the REPL waits for more
       interrupted = failed && error && error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED';
-      if (interrupted && error instanceof Error) interrupts++; // node took the signal, not our handler
+      if (interrupted && !counted) interrupts++; // node has ended the code
     } catch { /* an object of the user's that refuses */ }
     if (interrupted) {
       say('x', {name: 'KeyboardInterrupt', value: ''});
@@ -246,13 +277,13 @@
         publish(value, true);
       } catch { /* a value that refuses to be shown */ }
     }
+    look();
     seen = interrupts;
     put(ERR, Buffer.from(`\0${key}:s ${number} 0\n`));
     const used = process.cpuUsage(cpu);
     say('d', {ok: !failed, count, cpu_ms: (used.user + used.system) / 1000, memory_peak: process.resourceUsage().maxRSS * 1024});
   }
 
-  process.on('SIGINT', onInterrupt);
   let rest = Buffer.alloc(0);
   let turn = Promise.resolve();
   // Not a file: a thread that reads one keeps the process from ending.

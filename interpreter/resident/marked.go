@@ -22,15 +22,27 @@ type Splitter interface {
 
 // held is output of a stream of which no frame is made yet.
 type held struct {
-	buf []byte
-	at  int64 // offset at or before its first byte
+	buf  []byte // begins within memory: its front is free once more is written
+	mem  []byte
+	at   int64 // offset at or before its first byte
+	last int64 // offset behind the last write
 }
 
 func (h *held) write(at int64, p []byte) {
 	if len(h.buf) == 0 {
 		h.at = at
 	}
-	h.buf = append(h.buf, p...)
+	h.mem = append(append(h.mem[:0], h.buf...), p...)
+	h.buf, h.last = h.mem, at+int64(len(p))
+}
+
+// take removes bytes from the beginning. They are valid until the next write.
+func (h *held) take(n int) []byte {
+	p := h.buf[:n:n]
+	h.buf = h.buf[n:]
+	// Where the rest is of the last write, its offset is known.
+	h.at = max(h.at, h.last-int64(len(h.buf)))
+	return p
 }
 
 // marked is the splitter of kernels whose output of programs is the exec's own, with messages
@@ -44,9 +56,6 @@ type marked struct {
 	done   *Frame // the end of the run on stdout
 	endAt  int64  // offset of the first of these
 	over   bool   // both were returned
-
-	last   [2]int64 // offsets behind the last writes, of stdout and stderr
-	passed []byte   // memory of the frame that was returned last
 }
 
 // maxBehind bounds the output that is read again by the next daemon.
@@ -62,11 +71,9 @@ const maxHeader = 32
 func (m *marked) Write(stream string, at int64, p []byte) {
 	if stream == "stderr" {
 		m.err.write(at, p)
-		m.last[1] = at + int64(len(p))
 		return
 	}
 	m.out.write(at, p)
-	m.last[0] = at + int64(len(p))
 }
 
 func (m *marked) Next() (Frame, bool, error) {
@@ -116,7 +123,7 @@ func (m *marked) of(h *held, stream int) (Frame, bool, error) {
 	}
 	if i > 0 {
 		i = min(i, MaxFrame)
-		return Frame{Kind: kind, Run: m.run, Payload: m.take(h, stream, i)}, true, nil
+		return Frame{Kind: kind, Run: m.run, Payload: h.take(i)}, true, nil
 	}
 	rest := h.buf[len(m.marker):]
 	end := bytes.IndexByte(rest[:min(len(rest), maxHeader)], '\n')
@@ -135,7 +142,7 @@ func (m *marked) of(h *held, stream int) (Frame, bool, error) {
 		return Frame{}, false, nil
 	}
 	at := h.at
-	f.Payload = m.take(h, stream, whole)[whole-size:]
+	f.Payload = h.take(whole)[whole-size:]
 	switch {
 	case (stream == 1) != (f.Kind == kindSync):
 		return Frame{}, false, violated("a message of type %q on stream %d", rune(f.Kind), stream)
@@ -162,15 +169,6 @@ func (m *marked) atEnd(at int64) {
 	if m.done == nil && !m.synced {
 		m.endAt = at
 	}
-}
-
-// take removes bytes from the beginning of a stream. They are valid until the next call.
-func (m *marked) take(h *held, stream, n int) []byte {
-	m.passed = append(m.passed[:0], h.buf[:n]...)
-	h.buf = h.buf[:copy(h.buf, h.buf[n:])]
-	// Where the rest is of the last write, its offset is known.
-	h.at = max(h.at, m.last[stream]-int64(len(h.buf)))
-	return m.passed
 }
 
 func (m *marked) Place(end int64) int64 {
@@ -206,7 +204,7 @@ func header(text string) (f Frame, size int, err error) {
 		return f, 0, violated("a header %q", text)
 	}
 	switch f.Kind = Kind(fields[0][0]); f.Kind {
-	case KindHello, KindResult, KindError, KindDone, KindPiece, kindSync:
+	case KindHello, KindResult, KindError, KindDone, KindPiece, KindBegan, kindSync:
 	case KindStdout, KindStderr:
 		fallthrough
 	default:

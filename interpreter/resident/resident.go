@@ -19,6 +19,7 @@ type Kernel struct {
 	Argv     []string
 	Stdin    []byte // comes before the first request; nil if nothing does
 	Preloads bool   // it can import modules before it is ready
+	Begins   bool   // it says [KindBegan], before which a SIGINT is counted as one of the run before
 
 	words  bool   // requests are words
 	marker []byte // before each message between output; nil if output comes in frames
@@ -47,6 +48,7 @@ type language struct {
 	mark    string // before the key of a message; NUL by default
 	onStdin bool   // the main file comes on stdin, behind the key
 	words   bool   // requests are words
+	begins  bool   // see [Kernel.Begins]
 }
 
 var languages = []language{
@@ -55,7 +57,7 @@ var languages = []language{
 		argv: func(int) []string { return []string{"bash", "--noprofile", "--norc", "-c"} },
 	},
 	{
-		name: "javascript", program: "node", main: "javascript.js", marked: true,
+		name: "javascript", program: "node", main: "javascript.js", marked: true, begins: true,
 		argv: node,
 	},
 	{
@@ -86,7 +88,7 @@ exec(compile(b, "<sandboxd>", "exec"), {"__name__": "sandboxd"})`, size, size)}
 		argv: func(int) []string { return []string{"ruby", "-e"} },
 	},
 	{
-		name: "typescript", program: "node", main: "javascript.js", marked: true, argv: node,
+		name: "typescript", program: "node", main: "javascript.js", marked: true, begins: true, argv: node,
 	},
 }
 
@@ -119,7 +121,7 @@ func For(name, key string, preload ...string) (Kernel, bool) {
 func (l *language) kernel(key string, preload []string) Kernel {
 	main := source(l.main)
 	if l.marked {
-		k := Kernel{Language: l.name, Program: l.program, Argv: l.argv(len(main)), words: l.words, marker: []byte(cmp.Or(l.mark, "\x00") + key + ":")}
+		k := Kernel{Language: l.name, Program: l.program, Argv: l.argv(len(main)), Begins: l.begins, words: l.words, marker: []byte(cmp.Or(l.mark, "\x00") + key + ":")}
 		if l.onStdin {
 			k.Stdin = slices.Concat([]byte(key+"\n"), main)
 		} else {

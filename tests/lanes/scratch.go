@@ -27,8 +27,8 @@ const (
 // with it. Before ext4 without a journal takes an inode, it looks at each one removed in the last
 // minutes: that took a third of the tests' processor time. Syncs wait for a disk that the other
 // lane writes to. So an ordinary user's files are in memory, if root runs the lanes. Root's stay
-// on disk, as the product's do, and are removed when all have been made. So are those of a soak run,
-// which makes images of gigabytes.
+// on disk, as the product's do, and are removed when all have been made. So are those of a soak
+// run, which makes images of gigabytes.
 func (l *lane) scratch(ctx context.Context, dir string, soak bool) (remove func() error, inMemory bool) {
 	onDisk := func() error { return removeTree(ctx, dir) }
 	if l.user == nil || soak {

@@ -21,7 +21,7 @@ import (
 )
 
 // checks is the number of checks in testdata/client.mjs.
-const checks = 34
+const checks = 35
 
 func passed(t *testing.T, out string, err error) {
 	t.Helper()

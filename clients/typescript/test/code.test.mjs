@@ -46,6 +46,23 @@ R()`)
   assert.deepEqual([rich.results[0].html, Buffer.from(rich.results[0].png ?? '', 'base64').toString('latin1'), rich.text], ['<b>x</b>', '\x89PNG', 'plain'])
 })
 
+test('libraries', async () => {
+  // A script instead of the package manager: code.TestTable has real ones.
+  await sandbox.commands.run(`mkdir -p /usr/local/bin /srv/lib && cat >/usr/local/bin/uv <<'end'
+#!/bin/sh
+for name; do :; done
+if [ "$name" = none ]; then echo "no $name here" >&2; exit 5; fi
+echo "args = '$*'" >"/srv/lib/$name.py"
+end
+chmod +x /usr/local/bin/uv`)
+  const run = await sandbox.runCode('import sys; sys.path.insert(0, "/srv/lib"); kept = 1\nimport lib1\nlib1.args', { libraries: ['lib1'], request: { library_dir: '/srv' } })
+  assert.match(run.text ?? String(run.error?.traceback), /^pip install .*--find-links \/srv -- lib1$/)
+  await assert.rejects(sandbox.runCode('kept = 2', { libraries: ['none'] }), /no none here/)
+  const alone = await sandbox.runCode('import sys; sys.path.insert(0, "/srv/lib")\nimport lib2\nprint(lib2.args)', { libraries: ['lib2'], stateless: true })
+  assert.match(alone.logs.stdout.join(''), /^pip install .* -- lib2\n$/)
+  assert.equal((await sandbox.runCode('kept')).text, '1')
+})
+
 test('contexts', async () => {
   const context = await sandbox.createCodeContext({ cwd: '/tmp', envs: { C: 'ontext' } })
   assert.deepEqual([context.language, context.cwd], ['python', '/tmp'])

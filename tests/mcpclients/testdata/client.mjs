@@ -133,6 +133,21 @@ await check('code', async () => {
   assert.equal((await call('run_code', { code: 'exit 3', language: 'bash' })).isError, true)
   await refused('run_code', { code: 'x', language: 'cobol' }, /python/)
 })
+await check('code with libraries', async () => {
+  if (!python) return
+  // A script instead of the package manager: code.TestTable has real ones.
+  await ok('run_command', { command: `mkdir -p /usr/local/bin /srv/lib && cat >/usr/local/bin/uv <<'end'
+#!/bin/sh
+for name; do :; done
+if [ "$name" = none ]; then echo "no $name here" >&2; exit 5; fi
+echo "args = '$*'" >"/srv/lib/$name.py"
+end
+chmod +x /usr/local/bin/uv` })
+  const code = 'import sys; sys.path.insert(0, "/srv/lib"); kept = 1\nimport lib1\nprint(lib1.args)'
+  assert.match((await ok('run_code', { code, libraries: ['lib1'] })).stdout, /^pip install .* -- lib1\n$/)
+  await refused('run_code', { code: 'kept = 2', libraries: ['none'] }, /no none here/)
+  assert.match((await ok('run_code', { code: 'import lib2\nprint(kept, lib2.args)', libraries: ['lib2>=1', 'lib2'] })).stdout, /^1 pip install .* -- lib2>=1 lib2\n$/)
+})
 await check('code with values', async () => {
   if (!python) return
   const r = await call('run_code', { code: `import base64\nclass P:\n  def _repr_png_(self): return base64.b64decode('${png}')\ndisplay(P())\n6 * 7` })
