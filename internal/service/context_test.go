@@ -236,8 +236,8 @@ func TestContextThatDies(t *testing.T) {
 	}
 }
 
-// A run that does not heed its interrupt is killed, and its timeout does not strike the process that
-// replaces the one it has killed.
+// A run that does not heed its interrupt is killed. Its timeout does not strike the process that
+// replaces the killed one.
 func TestDeafRunIsKilled(t *testing.T) {
 	b := contextDaemons(t)
 	b.Options.InterruptGrace = time.Millisecond
