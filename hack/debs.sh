@@ -1,13 +1,15 @@
 #!/bin/bash
 # debs.sh DIR: fetch the Debian packages that tests/layers makes images of, and those of programs that tests/functional and
-# tests/network and tests/docker run without installing them, into DIR, where they are not there yet. Those of tests/functional and
-# tests/docker, which run on the host, are unpacked in DIR/unpacked.
+# tests/network and tests/docker run without installing them, into DIR, where they are not there yet. The packages of tests/functional
+# and tests/docker, whose programs run on the host, are unpacked in DIR/unpacked. One process at a time calls it for a directory.
 set -euo pipefail
+umask 022 # other users read the packages
 # shellcheck source=apt.sh
 . "$(dirname "$0")/apt.sh"
 tests=$(realpath "$(dirname "$0")/../tests")
 mkdir -p "$1"
 dir=$(realpath "$1")
+rm -rf "$dir"/.new-* # of a run that was killed
 missing=()
 while read -r package; do
 	[[ -z $package ]] || compgen -G "$dir/${package}_*.deb" >/dev/null || missing+=("$package")
@@ -27,7 +29,8 @@ fi
 cd "$dir"
 debs=()
 while read -r package; do
-	found=("${package}"_*.deb)
+	[[ -n $package ]] || continue
+	mapfile -t found < <(compgen -G "${package}_*.deb")
 	debs+=("${found[-1]}")
 done < <(cat "$tests"/{functional,docker}/packages.txt)
 printf '%s\n' "${debs[@]}" >"$new/packages"
@@ -35,5 +38,6 @@ printf '%s\n' "${debs[@]}" >"$new/packages"
 for deb in "${debs[@]}"; do
 	dpkg-deb --extract "$deb" "$new"
 done
+rm -f unpacked/packages # first: it says that the tree is whole
 rm -rf unpacked
 mv -T "$new" unpacked

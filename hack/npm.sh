@@ -3,10 +3,12 @@
 # where they are not there yet; and a node of version 20 into DIR/node, where the installed one is older, as Debian 12's is. No script
 # of a package is run.
 set -euo pipefail
+umask 022 # other users read the packages
 root=$(realpath "$(dirname "$0")/..")
 declare -A projects=([docker]=tests/docker/testdata/npm [mcpclients]=tests/mcpclients/testdata [typescript]=clients/typescript)
 mkdir -p "$1"
 dir=$(realpath "$1")
+rm -rf "$dir"/.new-* # of a run that was killed
 npm() { command npm --no-audit --no-fund --no-update-notifier --ignore-scripts --loglevel=error "$@" </dev/null >&2; }
 for name in "${!projects[@]}"; do
 	from=$root/${projects[$name]}

@@ -20,7 +20,7 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Exec is an exec of either kind, an [Execution] or a [Detached], which have these methods.
+// Exec is the interface that foreground execs, [Execution], and detached ones, [Detached], share.
 type Exec interface {
 	ID() string
 	Record() ExecRecord
@@ -116,6 +116,7 @@ func (s *API) start(ctx context.Context, ref string, req api.ExecRequest, r host
 	if err != nil {
 		return nil, err
 	}
+	defer s.execs.starting(lease.Record.ID)() // until it is listed
 	p, err := s.startProgram(ctx, lease, req, r)
 	if err != nil {
 		return nil, err
@@ -212,8 +213,7 @@ func (x *program) common() *program { return x }
 
 func (x *program) ended() bool { return closed(x.done) }
 
-// over returns a channel that is closed when the program has ended, and all that follows from that
-// is done.
+// over returns a channel that is closed when the program has ended.
 func (x *program) over() <-chan struct{} { return x.done }
 
 // closed reports whether a channel on which nothing is sent is closed.
@@ -297,9 +297,9 @@ func (x *program) Resize(rows, cols uint16) error {
 	return x.guest.Resize(rows, cols)
 }
 
-// CloseStdin gives the program end of file. On a terminal that is the character which a person
+// closeStdin gives the program end of file. On a terminal that is the character which a person
 // would type.
-func (x *program) CloseStdin() error {
+func (x *program) closeStdin() error {
 	if x.req.TTY {
 		_, err := x.guest.Write([]byte{eot})
 		return err
@@ -318,7 +318,7 @@ func (x *Execution) feed() {
 	if n := len(x.req.Stdin); x.req.TTY && n > 0 && x.req.Stdin[n-1] != '\n' {
 		_, _ = x.guest.Write([]byte{eot}) // in the middle of a line the first one only ends that
 	}
-	_ = x.CloseStdin() // as above
+	_ = x.closeStdin() // as above
 }
 
 // Stream passes the program's output to sink and returns its exit. If ctx ends or sink fails,
@@ -396,8 +396,8 @@ func (s *API) ExecBuffered(ctx context.Context, ref string, req api.ExecRequest)
 	return res, nil
 }
 
-// keepIn returns a sink that keeps the beginning of each stream, and has the program wait whose
-// output exceeds that.
+// keepIn returns a sink that keeps the beginning of each stream, and slows a program whose output
+// exceeds the limit.
 func (x *Execution) keepIn(stdout, stderr *head) func(stream string, p []byte) error {
 	return func(stream string, p []byte) error {
 		to := stdout

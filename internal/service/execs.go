@@ -887,7 +887,7 @@ func (s *API) DeleteExec(ctx context.Context, ref, id string) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	if isDetached { // its own request ends another
+	if isDetached { // its own request removes a foreground one
 		s.forget(ctx, d)
 	}
 	return nil
@@ -926,12 +926,12 @@ func (x *program) Input(ctx context.Context, r io.Reader, end bool) error {
 	case err != nil:
 		return err
 	case end && !x.req.TTY:
-		_ = x.CloseStdin() // closing twice, or after the program, changes nothing
+		_ = x.closeStdin() // closing twice, or after the program, changes nothing
 	}
 	return nil
 }
 
-// Input is that of every program. The next daemon gets no stdin that was closed.
+// Input writes to stdin as that of a program does. With end, the next daemon does not get the stdin.
 func (x *Detached) Input(ctx context.Context, r io.Reader, end bool) error {
 	if err := x.program.Input(ctx, r, end); err != nil || !end || x.req.TTY {
 		return err

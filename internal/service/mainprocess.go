@@ -48,7 +48,8 @@ type mainOf struct {
 	x    *Detached       // nil until it has been, and when it is forgotten
 }
 
-// over is that of every program: a main process is reported, too.
+// over returns a channel that is closed when the exec has ended; for a main process, when its end
+// is reported.
 func (x *Detached) over() <-chan struct{} {
 	if x.main != nil {
 		return x.main.reported

@@ -85,7 +85,7 @@ volumes:
 	docker := filepath.Join(f.bin, "docker")
 	compose := func(args ...string) string {
 		t.Helper()
-		argv := append([]string{"env", "PYTHONPATH=" + filepath.Join(lib, "usr/lib/python3/dist-packages"), python, filepath.Join(lib, "usr/bin/docker-compose"), "-f", file}, args...)
+		argv := append([]string{"env", "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH=" + filepath.Join(lib, "usr/lib/python3/dist-packages"), python, filepath.Join(lib, "usr/bin/docker-compose"), "-f", file}, args...)
 		code, stdout, stderr := f.run(t, "", argv...)
 		if code != 0 {
 			t.Fatalf("docker-compose %s: %d\n%s%s", strings.Join(args, " "), code, stdout, stderr)

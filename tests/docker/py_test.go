@@ -24,7 +24,7 @@ func TestDockerPy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	code, stdout, stderr := f.run(t, "", "env", "PYTHONPATH="+filepath.Join(lib, "usr/lib/python3/dist-packages"), python, script)
+	code, stdout, stderr := f.run(t, "", "env", "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH="+filepath.Join(lib, "usr/lib/python3/dist-packages"), python, script)
 	if code != 0 {
 		t.Fatalf("%d\n%s%s", code, stdout, stderr)
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/testtree"
 )
 
 // Debs is the directory of the Debian packages that tests read, or run programs of, without
@@ -22,11 +23,11 @@ func Debs(t testing.TB) string {
 	if dir := os.Getenv("SANDBOXD_TEST_DEBS"); dir != "" {
 		return dir
 	}
-	cache, err := os.UserCacheDir()
+	dir, unlock, err := testtree.Kept(t.Context(), "debs")
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := filepath.Join(cache, "sandboxd-tests", "debs")
+	defer unlock()
 	if out, err := exec.CommandContext(t.Context(), filepath.Join(Root(t), "hack", "debs.sh"), dir).CombinedOutput(); err != nil {
 		t.Fatalf("fetch packages: %v\n%s", err, out)
 	}
@@ -45,7 +46,7 @@ func Deb(t testing.TB, name string) string {
 }
 
 // Unpacked is the directory in which the packages of tests/functional and tests/docker are
-// unpacked. It serves all tests, which only read it.
+// unpacked. It serves all tests, and none changes it.
 func Unpacked(t testing.TB) string {
 	t.Helper()
 	return filepath.Join(Debs(t), "unpacked")

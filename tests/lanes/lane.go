@@ -349,7 +349,7 @@ func (k kind) compile(ctx context.Context, o options, packages []*testPackage) e
 // without cgo can, as the product's daemon is one. Nor can they look for races then.
 var withoutCgo = []string{"internal/confine", "internal/egress"}
 
-// driversAtOnce is how many packages a lane runs beside each other that drive daemons. They mostly
+// driversAtOnce is the number of packages that drive daemons and run at once in a lane. They mostly
 // wait.
 const driversAtOnce = 3
 
@@ -405,10 +405,10 @@ func byLength(a, b *testPackage) int {
 
 // runLane runs every binary in a copy of the tree that belongs to the lane's user: a clone below
 // /root, say, is out of an ordinary user's reach, and a test that writes beside its source must
-// not write into ours. What drives whole daemons runs beside all else and that of another lane: it
-// mostly waits.
+// not write into ours. Packages that drive daemons run beside all others and those of the other
+// lane: they mostly wait.
 //
-// It begins when emulated is closed. Each sandbox is some sessions, and the kernel gives
+// They begin when emulated is closed. Each sandbox is some sessions, and the kernel gives
 // each session a share of the processors (sched(7)). An emulated machine is one session: beside
 // sandboxes it got so little that requests in it took longer than the minute that they may.
 func runLane(ctx context.Context, o options, l *lane, free slots, packages []*testPackage, emulated <-chan struct{}, results *results) (err error) {
@@ -465,7 +465,7 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 	if more := os.Getenv("SANDBOXD_TEST_REQUIRE"); more != "" {
 		env[len(env)-1] += "," + more
 	}
-	if !inMemory {
+	if !inMemory && !o.soak { // else the files of all daemons of a soak run would stay until its end
 		env = append(env, "SANDBOXD_TEST_DISPOSABLE=yes")
 	}
 	for _, v := range os.Environ() { // how long tests/faults goes on, and with which choices

@@ -175,8 +175,8 @@ func (l *Log) Saved(until int64) {
 	l.room.Broadcast()
 }
 
-// Hold makes the log wait for a reader: nothing behind the offset is dropped, nor behind the oldest
-// output that it has, until the reader has taken it.
+// Hold makes the log wait for a reader: output from the offset on, or from the oldest byte that is
+// kept, is not dropped until the reader has taken it.
 func (l *Log) Hold(from int64) *Hold {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -463,7 +463,7 @@ func (l *Log) Close() {
 	}
 }
 
-// CloseRelay closes the pipe of a terminal that is no more.
+// CloseRelay closes the pipe of a terminal that has ended.
 func (l *Log) CloseRelay() {
 	for _, f := range []*os.File{l.relayR, l.relayW} {
 		if f != nil {

@@ -15,14 +15,14 @@ import (
 // MinFileSize is the smallest size of a file, in bytes: it has room for some records.
 const MinFileSize = 256 << 10
 
-// Options configure a [Store]. Zero values are replaced by the defaults.
+// Options configure a [Store].
 type Options struct {
-	Dir      string
-	FileSize int64 // bytes of one file; default 4 MiB, at least [MinFileSize]
-	Files    int   // files of one sandbox; default 3
-	Limit    int64 // bytes of all logs; default 2 GiB. Files being written may exceed it
-	Log      *slog.Logger
-	// Tenant returns the tenant of a sandbox, and any name of one that does not exist.
+	Dir      string       // required
+	FileSize int64        // bytes of one file; default 4 MiB, at least [MinFileSize]
+	Files    int          // files of one sandbox; default 3
+	Limit    int64        // bytes of all logs; default 2 GiB. Files being written may exceed it
+	Log      *slog.Logger // required
+	// Tenant returns the tenant of a sandbox, and any name of one that does not exist. It is required.
 	Tenant func(id string) string
 }
 
@@ -168,7 +168,7 @@ func (s *Store) Of(id string) *Log {
 	return l
 }
 
-// Remove removes the log of a sandbox that is no more.
+// Remove removes the log of a deleted sandbox.
 func (s *Store) Remove(id string) error {
 	s.mu.Lock()
 	l := s.of[id]
