@@ -3,6 +3,7 @@ package service_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -80,9 +81,12 @@ func TestVolumesOfFailedCreations(t *testing.T) {
 	if _, err := a.CreateSandbox(t.Context(), req); !errors.Is(err, class.ErrExists) {
 		t.Fatalf("a name that is taken: %v", err)
 	}
-	if got := a.Volumes(service.VolumeFilter{}).Volumes; len(got) != 1 || got[0].Name != "there" {
-		t.Errorf("after the failure: %+v", got)
-	}
+	// A round of the daemon's may be at one of the volumes, which then removes it.
+	volumes := func() []api.Volume { return a.Volumes(service.VolumeFilter{}).Volumes }
+	r.Await(func() string { return fmt.Sprintf("after the failure: %+v", volumes()) }, func() bool {
+		got := volumes()
+		return len(got) == 1 && got[0].Name == "there"
+	})
 	req.Name = ""
 	s, err := a.CreateSandbox(t.Context(), req)
 	if err != nil {
@@ -100,9 +104,10 @@ func TestVolumesOfFailedCreations(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := a.Volumes(service.VolumeFilter{}).Volumes; len(got) != 2 || got[0].Name != "new" || got[1].Name != "there" {
-		t.Errorf("when the sandbox is gone: %+v", got)
-	}
+	r.Await(func() string { return fmt.Sprintf("when the sandbox is gone: %+v", volumes()) }, func() bool {
+		got := volumes()
+		return len(got) == 2 && got[0].Name == "new" && got[1].Name == "there"
+	})
 	out, err := a.PruneVolumes(t.Context(), api.PruneVolumes{})
 	if err != nil || len(out.Removed) != 0 {
 		t.Errorf("prune: %+v, %v", out, err)
