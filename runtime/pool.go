@@ -200,6 +200,10 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *warmSandbox, req
 	if req.Limits != (api.Limits{}) || !rec.Limits.Equal(&p.limits) {
 		change.Limits, change.Explicit = &rec.Limits, req.Limits
 	}
+	if s.opts.Claiming != nil { // before new limits act on a process that waits
+		seen := req.seen()
+		s.opts.Claiming(rec.ID, p.pool, change.Hostname == p.name && reflect.DeepEqual(&p.seen, &seen))
+	}
 	if rec.Enforced, err = s.engine.Update(ctx, p.id, &change); err != nil {
 		return Record{}, err
 	}
@@ -216,10 +220,6 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *warmSandbox, req
 	}
 	undo.release()
 	sb.write.Unlock()
-	if s.opts.Claimed != nil {
-		seen := req.seen()
-		s.opts.Claimed(rec.ID, p.pool, change.Hostname == p.name && reflect.DeepEqual(&p.seen, &seen))
-	}
 	s.log.Info("warm sandbox claimed", "id", rec.ID, "name", rec.Name, "image", rec.Image, "profile", rec.Profile)
 	return rec.clone(), nil
 }
