@@ -203,7 +203,7 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *warmSandbox, req
 	}
 	if s.opts.Claiming != nil { // before new limits act on a process that waits
 		seen := req.seen()
-		s.opts.Claiming(rec.ID, p.pool, change.Hostname == p.name && reflect.DeepEqual(&p.seen, &seen))
+		s.opts.Claiming(rec.ID, change.Hostname == p.name && reflect.DeepEqual(&p.seen, &seen))
 	}
 	if rec.Enforced, err = s.engine.Update(ctx, p.id, &change); err != nil {
 		return Record{}, err

@@ -418,8 +418,8 @@ func TestClaimTellsOfDifferences(t *testing.T) {
 			b := newBench(t)
 			var told []string
 			var atClaim runtime.Spec
-			b.options.Claiming = func(id, pool string, equal bool) {
-				told, atClaim = append(told, fmt.Sprint(id, pool, equal)), *b.engine.Spec(id)
+			b.options.Claiming = func(id string, equal bool) {
+				told, atClaim = append(told, fmt.Sprint(id, equal)), *b.engine.Spec(id)
 			}
 			s := b.open(t)
 			first := park(t, b, s, 1)[0]
@@ -431,7 +431,7 @@ func TestClaimTellsOfDifferences(t *testing.T) {
 			req := fitting("")
 			tc.change(&req)
 			rec := create(t, s, req)
-			if want := []string{fmt.Sprint(first, "host", tc.equal)}; rec.ID != first || !slices.Equal(told, want) {
+			if want := []string{fmt.Sprint(first, tc.equal)}; rec.ID != first || !slices.Equal(told, want) {
 				t.Errorf("claimed %s, told %q, want %q", rec.ID, told, want)
 			}
 			if !reflect.DeepEqual(atClaim, before) {
@@ -451,7 +451,7 @@ func TestClaimTellsOfDifferences(t *testing.T) {
 func TestNameOfParkedSandboxIsFree(t *testing.T) {
 	b := newBench(t)
 	told := true
-	b.options.Claiming = func(_, _ string, equal bool) { told = equal }
+	b.options.Claiming = func(_ string, equal bool) { told = equal }
 	s := b.open(t)
 	park(t, b, s, 1)
 	name := s.Warm("host")[0].Record.Name

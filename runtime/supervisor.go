@@ -63,7 +63,7 @@ type Options struct {
 	// is changed for the request. Equal means that programs see no difference between before and
 	// after. The caller of Create waits for it. The claim may still fail; then the sandbox is removed.
 	// Default: nothing.
-	Claiming func(id, pool string, equal bool)
+	Claiming func(id string, equal bool)
 	// Changed is called for each change of a sandbox, in the order of the changes, with the sandbox's
 	// tenant. It must neither block, call the supervisor, nor change what the event points to.
 	// Sandboxes of [Request.Ephemeral] are left out. Default: nothing.

@@ -85,7 +85,7 @@ func (p *parkedSpares) changed() {
 
 // claiming ends the interpreter of a sandbox that a client is about to get, unless the sandbox
 // stays as it is: then the first context may have the interpreter.
-func (p *parkedSpares) claiming(sandbox, _ string, equal bool) {
+func (p *parkedSpares) claiming(sandbox string, equal bool) {
 	if !equal {
 		p.drop(sandbox)
 		return
