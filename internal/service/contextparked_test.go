@@ -130,11 +130,15 @@ func TestParkedInterpreterThatDoesNotFit(t *testing.T) {
 		"resource limits": {sandbox: api.CreateSandbox{Settings: api.Settings{Rlimits: map[string]api.Rlimit{"core": {}}}}},
 		"main process":    {sandbox: api.CreateSandbox{Command: []string{"sleep", "1000"}}},
 
-		"an exec":          {before: do("POST", "/exec", api.ExecRequest{Argv: []string{"true"}})},
-		"a detached exec":  {before: do("POST", "/exec", api.ExecRequest{Argv: []string{"true"}, Detach: true})},
-		"code":             {before: do("POST", "/code", api.CodeRequest{Code: "1"})},
-		"a file":           {before: do("PUT", "/files?path="+file, "x")},
-		"a change":         {before: do("PATCH", "", api.UpdateSandbox{Timeout: 600})},
+		"an exec":         {before: do("POST", "/exec", api.ExecRequest{Argv: []string{"true"}})},
+		"a detached exec": {before: do("POST", "/exec", api.ExecRequest{Argv: []string{"true"}, Detach: true})},
+		"code":            {before: do("POST", "/code", api.CodeRequest{Code: "1"})},
+		"a file":          {before: do("PUT", "/files?path="+file, "x")},
+		"a change":        {before: do("PATCH", "", api.UpdateSandbox{Timeout: 600})},
+		"a pause": {before: func(id string) {
+			do("POST", "/pause", nil)(id)
+			do("POST", "/resume", nil)(id)
+		}},
 		"another language": {context: api.CreateContext{Language: "bash"}},
 		"modules":          {context: api.CreateContext{Preload: []string{"json"}}},
 		"own environment":  {context: api.CreateContext{Env: []string{"A=1"}}},
