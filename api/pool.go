@@ -15,15 +15,15 @@ type Pool struct {
 	// sandbox cannot be given, such as a nofile limit.
 	Hits   int64 `json:"hits"`
 	Misses int64 `json:"misses"`
-	// Context describes the interpreters that wait in the sandboxes; nil if none shall.
+	// Context describes the interpreters that wait in the sandboxes; nil if the pool has none.
 	Context *PoolContext `json:"context,omitempty"`
 	// Error is the reason why the pool could not be filled.
 	Error string `json:"error,omitempty"`
 }
 
-// PoolContext is the state of the interpreters of a warm pool. Each waits in a ready sandbox, and
-// becomes the first context of that, if the request for the context names this language and these
-// modules alone, and nothing was done in the sandbox before.
+// PoolContext is the state of the interpreters of a warm pool. Each waits in a ready sandbox. It
+// becomes the first context of the sandbox if the request for the context names this language and
+// these modules alone, and nothing was done in the sandbox before.
 type PoolContext struct {
 	Language string   `json:"language"`
 	Preload  []string `json:"preload,omitempty"`

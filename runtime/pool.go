@@ -54,10 +54,10 @@ type poolCount struct {
 type warmSandbox struct {
 	id      string
 	pool    string
-	name    string  // its hostname; its name, if the request that claims it has none and it is free
+	name    string  // hostname; also the sandbox's name, if the claim has no name and this one is free
 	number  int64   // warm sandboxes are claimed in the order of their numbers
 	fixed   Request // properties that a request must have to claim it
-	seen    Request // properties that programs have seen before a claim
+	seen    Request // properties that a program started before the claim has seen
 	rec     Record  // that of a sandbox of a request that asks for nothing
 	pids    int64   // the limit that each of its processes has had since its start; 0 where the engine can change it
 	digest  string
@@ -97,8 +97,9 @@ func (r *Request) fixed() Request {
 	return f
 }
 
-// seen returns the part of a request that programs of its sandbox see, but for the hostname. Like
-// in fixed, a new field counts. Policy and budget of a network act on later connections only.
+// seen returns the part of a request that programs of the sandbox can see, without the hostname. A
+// new field counts, as in fixed. Policy and budget of a network are left out: they act on later
+// connections only.
 func (r *Request) seen() Request {
 	f := r.fixed()
 	f.Limits = r.Limits.WithDefaults(r.Defaults)
@@ -200,6 +201,10 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *warmSandbox, req
 	if req.Limits != (api.Limits{}) || !rec.Limits.Equal(&p.limits) {
 		change.Limits, change.Explicit = &rec.Limits, req.Limits
 	}
+	if s.opts.Claiming != nil { // before new limits act on a process that waits
+		seen := req.seen()
+		s.opts.Claiming(rec.ID, change.Hostname == p.name && reflect.DeepEqual(&p.seen, &seen))
+	}
 	if rec.Enforced, err = s.engine.Update(ctx, p.id, &change); err != nil {
 		return Record{}, err
 	}
@@ -216,10 +221,6 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *warmSandbox, req
 	}
 	undo.release()
 	sb.write.Unlock()
-	if s.opts.Claimed != nil {
-		seen := req.seen()
-		s.opts.Claimed(rec.ID, p.pool, change.Hostname == p.name && reflect.DeepEqual(&p.seen, &seen))
-	}
 	s.log.Info("warm sandbox claimed", "id", rec.ID, "name", rec.Name, "image", rec.Image, "profile", rec.Profile)
 	return rec.clone(), nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -416,10 +417,13 @@ func TestClaimTellsOfDifferences(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			var told []string
-			b.options.Claimed = func(id, pool string, equal bool) { told = append(told, fmt.Sprint(id, pool, equal)) }
+			var atClaim runtime.Spec
+			b.options.Claiming = func(id string, equal bool) {
+				told, atClaim = append(told, fmt.Sprint(id, equal)), *b.engine.Spec(id)
+			}
 			s := b.open(t)
 			first := park(t, b, s, 1)[0]
-			warm := s.Warm("host")
+			warm, before := s.Warm("host"), *b.engine.Spec(first)
 			park(t, b, s, 2)
 			if all := s.Warm("host"); len(all) != 3 || all[0].Record.ID != first || !s.Exists(first) {
 				t.Errorf("warm: %+v", all)
@@ -427,8 +431,11 @@ func TestClaimTellsOfDifferences(t *testing.T) {
 			req := fitting("")
 			tc.change(&req)
 			rec := create(t, s, req)
-			if want := []string{fmt.Sprint(first, "host", tc.equal)}; rec.ID != first || !slices.Equal(told, want) {
+			if want := []string{fmt.Sprint(first, tc.equal)}; rec.ID != first || !slices.Equal(told, want) {
 				t.Errorf("claimed %s, told %q, want %q", rec.ID, told, want)
+			}
+			if !reflect.DeepEqual(atClaim, before) {
+				t.Errorf("the engine has changed the sandbox before Claiming: %+v, before %+v", atClaim, before)
 			}
 			if parked := warm[0].Record; tc.equal && (rec.Name != parked.Name || b.engine.Spec(rec.ID).Hostname != parked.Name || rec.Limits != parked.Limits) {
 				t.Errorf("the record is %+v, and was %+v", rec, parked)
@@ -444,7 +451,7 @@ func TestClaimTellsOfDifferences(t *testing.T) {
 func TestNameOfParkedSandboxIsFree(t *testing.T) {
 	b := newBench(t)
 	told := true
-	b.options.Claimed = func(_, _ string, equal bool) { told = equal }
+	b.options.Claiming = func(_ string, equal bool) { told = equal }
 	s := b.open(t)
 	park(t, b, s, 1)
 	name := s.Warm("host")[0].Record.Name

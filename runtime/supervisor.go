@@ -59,9 +59,11 @@ type Options struct {
 	// the sandbox is removed. Default: nothing.
 	Exercise    func(ctx context.Context, socket string) error
 	PoolChanged func() // called when a warm sandbox is claimed or gone; must neither block nor call the supervisor
-	// Claimed is called before Create returns a sandbox that was a pool's. Equal means that programs
-	// see no difference between it and the parked one. It must not block. Default: nothing.
-	Claimed func(id, pool string, equal bool)
+	// Claiming is called when a request has taken a warm sandbox out of its pool, before the sandbox
+	// is changed for the request. Equal means that programs see no difference between before and
+	// after. The caller of Create waits for it. The claim may still fail; then the sandbox is removed.
+	// Default: nothing.
+	Claiming func(id string, equal bool)
 	// Changed is called for each change of a sandbox, in the order of the changes, with the sandbox's
 	// tenant. It must neither block, call the supervisor, nor change what the event points to.
 	// Sandboxes of [Request.Ephemeral] are left out. Default: nothing.

@@ -64,7 +64,7 @@ type codeContext struct {
 	run     *contextRun // under way
 	expiry  *time.Timer // nil without idle timeout
 
-	parked *parkedSpare // for its first process; nil if there is none, or no more
+	parked *parkedSpare // for its first process; nil if none waited, or the first start has taken it
 }
 
 // contextRecord is the part of a context that never changes, once it is no spare. The exec's log
@@ -382,7 +382,7 @@ func (c *codeContext) startProcess(ctx context.Context, rec *runtime.Record) err
 			if err == nil || ctx.Err() != nil {
 				return err
 			}
-			c.s.log.Info("an interpreter that waited is of no use", "id", c.Sandbox, "error", err)
+			c.s.log.Info("an interpreter that waited is of no use", "id", c.Sandbox, "pool", sp.pool, "error", err)
 		}
 		sp.end()
 	}
@@ -437,7 +437,7 @@ func (c *codeContext) startAs(ctx context.Context, rec *runtime.Record, parked *
 		return class.Mark(class.ErrContext, fmt.Errorf("start %s: %w", k.Language, err))
 	}
 	if parked != nil {
-		c.s.parked.hit(parked.from)
+		c.s.parked.hit(parked.pool)
 	}
 	return nil
 }

@@ -22,6 +22,11 @@ import (
 const (
 	// parkedLook is the interval at which missing interpreters are looked for, if nothing has changed.
 	parkedLook = 10 * time.Second
+	// parkedPause is the pause after a start that failed. It doubles with each, up to maxParkedPause.
+	parkedPause    = 10 * time.Second
+	maxParkedPause = 10 * time.Minute
+	// parkedEnd bounds the wait for the end of an interpreter that does not become a context.
+	parkedEnd = 3 * time.Second
 	// wordsTimeout bounds the wait for the rest of the stderr of an interpreter that has ended.
 	wordsTimeout = time.Second
 )
@@ -29,45 +34,58 @@ const (
 // A parkedSpare is the interpreter of the first context of a sandbox, started while the sandbox was
 // parked.
 //
-// It becomes a context only if that could not tell the difference: the sandbox was claimed as it
-// was parked, the context's request asks for nothing more, and no program has run in the sandbox
-// and no file was written since. It is no exec of the sandbox until then, and in no descriptor
-// store: it ends with the daemon.
+// It becomes a context only if the context's code sees no difference, except in times: the sandbox
+// was claimed as it was parked, the context's request asks for nothing more, and no program has run
+// in the sandbox and no file was written since. Until then it is no exec of the sandbox, and in no
+// descriptor store: it ends with the daemon.
 type parkedSpare struct {
+	pool   string            // key
 	req    api.CreateContext // language and modules
-	key    string
+	key    string            // of the process: see [resident.For]
 	cancel context.CancelFunc
 	client *host.Client
+	over   chan struct{} // closed when its start is over: it is ready, or its process has ended
 
 	// Guarded by mu of the registry; then the taker's.
-	guest *host.Exec // nil until it is ready
-	from  string     // pool; empty until the sandbox is claimed
+	guest   *host.Exec // nil until it is ready
+	claimed bool
 }
 
 // parkedSpares is the registry of the interpreters of all pools.
 type parkedSpares struct {
-	wake chan struct{} // holds a value when a pool was filled
+	wake map[string]chan struct{} // by pool; each holds a value after a look at the pools
 
-	mu   sync.Mutex
-	of   map[string]*parkedSpare // by the sandbox's id, until the first use of the sandbox
-	hits map[string]int64        // contexts that had one, by pool
-	errs map[string]string       // why one could not be started, by pool
+	mu       sync.Mutex
+	of       map[string]*parkedSpare   // by the sandbox's id, until the first use of the sandbox
+	hits     map[string]int64          // contexts that had one, by pool
+	errs     map[string]string         // why one could not be started, by pool
+	failures map[string]*parkedFailure // by pool; nil after a start that succeeded
 }
 
-func newParkedSpares() *parkedSpares {
-	return &parkedSpares{wake: make(chan struct{}, 1), of: make(map[string]*parkedSpare), hits: make(map[string]int64), errs: make(map[string]string)}
+func newParkedSpares(pools []Pool) *parkedSpares {
+	p := &parkedSpares{
+		wake: make(map[string]chan struct{}), of: make(map[string]*parkedSpare), hits: make(map[string]int64), errs: make(map[string]string),
+		failures: make(map[string]*parkedFailure),
+	}
+	for i := range pools {
+		p.wake[pools[i].Key()] = make(chan struct{}, 1)
+	}
+	return p
 }
 
 // changed has missing interpreters started. It does not block.
 func (p *parkedSpares) changed() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
+	for _, wake := range p.wake {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
 	}
 }
 
-// claimed notes that a sandbox is a client's.
-func (p *parkedSpares) claimed(sandbox, pool string, equal bool) {
+// claiming ends the interpreter of a sandbox that a client is about to get, unless the sandbox
+// stays as it is: then the first context may have the interpreter.
+func (p *parkedSpares) claiming(sandbox string, equal bool) {
 	if !equal {
 		p.drop(sandbox)
 		return
@@ -75,12 +93,12 @@ func (p *parkedSpares) claimed(sandbox, pool string, equal bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if sp := p.of[sandbox]; sp != nil {
-		sp.from = pool
+		sp.claimed = true
 	}
 }
 
-// take returns the interpreter of a claimed sandbox for its first context; nil if none is ready. It
-// is then in no registry: the sandbox is used.
+// take removes the interpreter of a claimed sandbox from the registry, and returns it for the first
+// context; nil if none is ready. One that is not ready has ended when take returns.
 func (p *parkedSpares) take(sandbox string) *parkedSpare {
 	p.mu.Lock()
 	sp := p.of[sandbox]
@@ -89,26 +107,45 @@ func (p *parkedSpares) take(sandbox string) *parkedSpare {
 	if sp == nil {
 		return nil
 	}
-	if sp.from == "" || sp.guest == nil {
+	if !sp.claimed || sp.guest == nil {
 		sp.end()
 		return nil
 	}
 	return sp
 }
 
-// drop ends the interpreter of a sandbox that is used for something else, or is gone.
+// drop ends the interpreter of a sandbox that is used for something else, or is gone. When it
+// returns, the process is gone, so that neither a new limit nor a program meets it.
 func (p *parkedSpares) drop(sandbox string) {
 	if sp := p.take(sandbox); sp != nil {
 		sp.end()
 	}
 }
 
-// end ends the interpreter. Before it is ready, its starter does.
+// end ends the interpreter and waits for that. Before it is ready, its starter does.
 func (sp *parkedSpare) end() {
 	sp.cancel()
 	if sp.guest != nil {
+		killParked(sp.guest)
 		_ = sp.guest.Close() // always nil
+		return
 	}
+	patience := time.NewTimer(parkedEnd)
+	defer patience.Stop()
+	select {
+	case <-sp.over:
+	case <-patience.C:
+	}
+}
+
+// killParked kills an interpreter and waits until init has reported the end.
+func killParked(x *host.Exec) {
+	if x.Kill() != nil {
+		return // init is lost, which ends the sandbox
+	}
+	patience := time.AfterFunc(parkedEnd, func() { _ = x.Close() }) // which ends the wait, and init kills it again
+	defer patience.Stop()
+	_, _ = x.Wait() // fails if init is lost
 }
 
 // hit counts a context.
@@ -120,10 +157,7 @@ func (p *parkedSpares) hit(pool string) {
 
 // fits reports whether a context of a request may have the interpreter.
 func (sp *parkedSpare) fits(req api.CreateContext) bool {
-	if req = spareOf(req); len(req.Preload) == 0 {
-		req.Preload = nil
-	}
-	return reflect.DeepEqual(sp.req, req)
+	return reflect.DeepEqual(sp.req, spareOf(req))
 }
 
 // parkedContext returns the request that the interpreters of a pool are started for; false if the
@@ -148,31 +182,40 @@ func CheckPool(w *Pool) error {
 }
 
 // keepParkedSpares starts an interpreter in each parked sandbox of the pools that want it, one at a
-// time, until ctx ends. Then it ends those that are no context yet.
+// time in each pool, until ctx ends. Then it ends those that are no context yet.
 func (s *core) keepParkedSpares(ctx context.Context) {
+	var pools sync.WaitGroup // one that hangs does not delay the others
+	for i := range s.pools.Specs() {
+		if w := &s.pools.Specs()[i]; w.Context != "" {
+			pools.Go(func() { s.keepParked(ctx, w) })
+		}
+	}
+	pools.Wait()
+	s.parked.sweep(func(string, *parkedSpare) bool { return false })
+}
+
+// keepParked starts the missing interpreters of a pool until ctx ends, and drops those that have
+// died or lost their sandbox.
+func (s *core) keepParked(ctx context.Context, w *Pool) {
 	look := time.NewTicker(parkedLook)
 	defer look.Stop()
 	for ctx.Err() == nil {
 		s.parked.sweep(func(id string, sp *parkedSpare) bool {
-			return s.supervisor.Exists(id) && (sp.guest == nil || !sp.guest.Reported())
+			return sp.pool != w.Key() || s.supervisor.Exists(id) && (sp.guest == nil || !sp.guest.Reported())
 		})
-		for i := range s.pools.Specs() {
-			w := &s.pools.Specs()[i]
-			err := s.furnish(ctx, w)
-			if ctx.Err() == nil {
-				s.parked.failed(w, err, s.log.Warn)
-			}
+		err := s.furnish(ctx, w)
+		if ctx.Err() == nil {
+			s.parked.show(w, err, s.log.Warn)
 		}
 		select {
 		case <-ctx.Done():
 		case <-look.C:
-		case <-s.parked.wake:
+		case <-s.parked.wake[w.Key()]:
 		}
 	}
-	s.parked.sweep(func(string, *parkedSpare) bool { return false })
 }
 
-// sweep drops the interpreters that are not to be kept.
+// sweep drops the interpreters for which keep returns false.
 func (p *parkedSpares) sweep(keep func(sandbox string, sp *parkedSpare) bool) {
 	p.mu.Lock()
 	var gone []string
@@ -187,8 +230,55 @@ func (p *parkedSpares) sweep(keep func(sandbox string, sp *parkedSpare) bool) {
 	}
 }
 
-// failed notes why the interpreters of a pool are not complete; nil if they are.
-func (p *parkedSpares) failed(w *Pool, err error, warn func(msg string, args ...any)) {
+// A parkedFailure is the last start of a pool's interpreter that failed. A start can hang for a
+// minute, and write files and take memory each time, so that the next one comes after a pause.
+type parkedFailure struct {
+	digest string // of the image
+	err    error
+	pause  time.Duration
+	until  time.Time
+}
+
+// next returns the failure of another start; f may be nil.
+func (f *parkedFailure) next(now time.Time, digest string, err error) *parkedFailure {
+	n := &parkedFailure{digest: digest, err: err, pause: parkedPause}
+	if f != nil && f.digest == digest {
+		n.pause = min(2*f.pause, maxParkedPause)
+	}
+	n.until = now.Add(n.pause)
+	return n
+}
+
+// pauses returns the error of the failure during its pause, else nil. A pause is of one image. f
+// may be nil.
+func (f *parkedFailure) pauses(now time.Time, digest string) error {
+	if f == nil || f.digest != digest || !now.Before(f.until) {
+		return nil
+	}
+	return f.err
+}
+
+// paused returns the error of the last start if the next one of the pool must wait.
+func (p *parkedSpares) paused(pool, digest string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.failures[pool].pauses(time.Now(), digest)
+}
+
+// started sets or ends the pause after a start of the pool's.
+func (p *parkedSpares) started(pool, digest string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil {
+		delete(p.failures, pool)
+		return
+	}
+	p.failures[pool] = p.failures[pool].next(time.Now(), digest, err)
+}
+
+// show sets the error that the state of a pool has while interpreters are missing, and logs a new
+// one; nil clears it.
+func (p *parkedSpares) show(w *Pool, err error, warn func(msg string, args ...any)) {
 	p.mu.Lock()
 	before := p.errs[w.Key()]
 	if delete(p.errs, w.Key()); err != nil {
@@ -213,12 +303,21 @@ func (s *core) furnish(ctx context.Context, w *Pool) error {
 		if i < 0 {
 			return nil
 		}
+		digest := warm[i].Record.ImageDigest
+		if err := s.parked.paused(w.Key(), digest); err != nil {
+			return err
+		}
 		if err := s.pools.SpareMemory(); err != nil {
 			return err
 		}
-		err := s.startParked(ctx, &warm[i], req)
-		if err != nil && s.isWarm(w.Key(), warm[i].Record.ID) { // else it was claimed or removed meanwhile
-			return fmt.Errorf("start %s: %w", w.Context, err)
+		err := s.startParked(ctx, w.Key(), &warm[i], req)
+		switch {
+		case err == nil:
+			s.parked.started(w.Key(), digest, nil)
+		case ctx.Err() == nil && s.isWarm(w.Key(), warm[i].Record.ID): // else it was claimed or removed meanwhile
+			err = fmt.Errorf("start %s: %w", w.Context, err)
+			s.parked.started(w.Key(), digest, err)
+			return err
 		}
 	}
 	return ctx.Err()
@@ -234,14 +333,20 @@ func (s *core) isWarm(key, sandbox string) bool {
 	return slices.ContainsFunc(s.supervisor.Warm(key), func(w runtime.Warm) bool { return w.Record.ID == sandbox })
 }
 
+// errParkedUsed means that a sandbox was claimed or removed before its interpreter was ready.
+var errParkedUsed = errors.New("the sandbox is not parked any more")
+
 // startParked starts the interpreter of a parked sandbox and waits until it is ready.
-func (s *core) startParked(ctx context.Context, warm *runtime.Warm, req api.CreateContext) (err error) {
+func (s *core) startParked(ctx context.Context, pool string, warm *runtime.Warm, req api.CreateContext) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
-	sp := &parkedSpare{req: req, key: rand.Text(), cancel: cancel, client: host.NewClient(warm.Socket)}
+	wanted, drop := context.WithCancel(ctx)
+	defer drop()
+	sp := &parkedSpare{pool: pool, req: req, key: rand.Text(), cancel: drop, client: host.NewClient(warm.Socket), over: make(chan struct{})}
+	defer close(sp.over)
 	k, ok := resident.For(req.Language, sp.key, req.Preload...)
 	if !ok {
-		return errors.New("it has no contexts")
+		return fmt.Errorf("language %q has no contexts", req.Language)
 	}
 	as := contextExec(&k, &req)
 	r, err := fullRequest(ctx, &warm.Record, &as, host.ExecRequest{Keep: true}, sp.client)
@@ -249,27 +354,34 @@ func (s *core) startParked(ctx context.Context, warm *runtime.Warm, req api.Crea
 		return err
 	}
 	id := warm.Record.ID
-	s.parked.add(id, sp) // before its start: a claim ends it from here on
-	x, err := sp.client.Exec(ctx, r)
+	s.parked.add(id, sp)
+	// A claim takes the sandbox out of the pool before it looks for an interpreter to end. So one that
+	// is not seen here finds this one, and one that came before add is seen.
+	if !s.isWarm(pool, id) {
+		s.parked.settle(id, sp, nil)
+		return errParkedUsed
+	}
+	x, err := sp.client.Exec(ctx, r) // not with wanted: a process that has started is ended below
 	if err != nil {
 		s.parked.settle(id, sp, nil)
 		return userError(&warm.Record, warm.Record.User, execError(as.Argv[0], r.Cwd, err))
 	}
-	if err = feed(ctx, x, k.Stdin); err == nil {
-		err = x.AwaitOutput(ctx)
+	if err = feed(wanted, x, k.Stdin); err == nil {
+		err = x.AwaitOutput(wanted)
 	}
-	if err != nil {
-		if ctx.Err() == nil { // else it has not ended
-			err = withWords(err, x)
-		}
-		s.parked.settle(id, sp, nil)
-	} else if !s.parked.settle(id, sp, x) {
-		err = errors.New("its sandbox was used meanwhile")
+	if err == nil && s.parked.settle(id, sp, x) {
+		return nil
 	}
-	if err != nil {
-		_ = x.Close() // always nil
+	defer x.Close() // always nil
+	killParked(x)
+	s.parked.settle(id, sp, nil) // only now: the first use of the sandbox waits for the end
+	switch {
+	case err == nil:
+		return errParkedUsed
+	case errors.Is(wanted.Err(), context.Canceled): // by a use of the sandbox, or the end of the daemon
+		return err
 	}
-	return err
+	return withWords(err, x)
 }
 
 func (p *parkedSpares) add(sandbox string, sp *parkedSpare) {
@@ -278,8 +390,8 @@ func (p *parkedSpares) add(sandbox string, sp *parkedSpare) {
 	p.of[sandbox] = sp
 }
 
-// settle notes that an interpreter is ready, or with nil that it is not to be. It reports whether
-// the sandbox still waits for it.
+// settle sets the process of an interpreter that is ready, or with nil removes one whose start has
+// failed. It returns false if the interpreter was dropped: it then does nothing.
 func (p *parkedSpares) settle(sandbox string, sp *parkedSpare, ready *host.Exec) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -42,10 +44,14 @@ func untilParked(t *testing.T, r *daemontest.Running) map[string]int {
 // gone waits until a sandbox has no process with this pid.
 func gone(r *daemontest.Running, sandbox string, pid int) {
 	r.T.Helper()
-	r.Await(func() string { return fmt.Sprintf("process %d goes on", pid) }, func() bool {
-		list := daemontest.Decode[api.ProcessList](r.T, r.Do("GET", "/v1/sandboxes/"+sandbox+"/processes", nil), http.StatusOK)
-		return !slices.ContainsFunc(list.Processes, func(p api.Process) bool { return p.PID == pid })
-	})
+	r.Await(func() string { return fmt.Sprintf("process %d goes on", pid) }, func() bool { return !runs(r, sandbox, pid) })
+}
+
+// runs reports whether a sandbox has a process with this pid.
+func runs(r *daemontest.Running, sandbox string, pid int) bool {
+	r.T.Helper()
+	list := daemontest.Decode[api.ProcessList](r.T, r.Do("GET", "/v1/sandboxes/"+sandbox+"/processes", nil), http.StatusOK)
+	return slices.ContainsFunc(list.Processes, func(p api.Process) bool { return p.PID == pid })
 }
 
 func pidOf(r *daemontest.Running, c api.Context) int {
@@ -99,7 +105,8 @@ func TestParkedInterpreterIsTheFirstContext(t *testing.T) {
 	}
 }
 
-// An interpreter that could tell the difference is not used, and ends.
+// An interpreter that could tell the difference is not used. It has ended when the request returns
+// that used its sandbox otherwise.
 func TestParkedInterpreterThatDoesNotFit(t *testing.T) {
 	_, d := parkedBench(t, 1, "python")
 	file := t.TempDir() + "/x"
@@ -123,11 +130,15 @@ func TestParkedInterpreterThatDoesNotFit(t *testing.T) {
 		"resource limits": {sandbox: api.CreateSandbox{Settings: api.Settings{Rlimits: map[string]api.Rlimit{"core": {}}}}},
 		"main process":    {sandbox: api.CreateSandbox{Command: []string{"sleep", "1000"}}},
 
-		"an exec":          {before: do("POST", "/exec", api.ExecRequest{Argv: []string{"true"}})},
-		"a detached exec":  {before: do("POST", "/exec", api.ExecRequest{Argv: []string{"true"}, Detach: true})},
-		"code":             {before: do("POST", "/code", api.CodeRequest{Code: "1"})},
-		"a file":           {before: do("PUT", "/files?path="+file, "x")},
-		"a change":         {before: do("PATCH", "", api.UpdateSandbox{Timeout: 600})},
+		"an exec":         {before: do("POST", "/exec", api.ExecRequest{Argv: []string{"true"}})},
+		"a detached exec": {before: do("POST", "/exec", api.ExecRequest{Argv: []string{"true"}, Detach: true})},
+		"code":            {before: do("POST", "/code", api.CodeRequest{Code: "1"})},
+		"a file":          {before: do("PUT", "/files?path="+file, "x")},
+		"a change":        {before: do("PATCH", "", api.UpdateSandbox{Timeout: 600})},
+		"a pause": {before: func(id string) {
+			do("POST", "/pause", nil)(id)
+			do("POST", "/resume", nil)(id)
+		}},
 		"another language": {context: api.CreateContext{Language: "bash"}},
 		"modules":          {context: api.CreateContext{Preload: []string{"json"}}},
 		"own environment":  {context: api.CreateContext{Env: []string{"A=1"}}},
@@ -150,13 +161,17 @@ func TestParkedInterpreterThatDoesNotFit(t *testing.T) {
 			if pid := d.API().ParkedPID(sb.ID); pid != 0 {
 				t.Errorf("%s: the interpreter waits", name)
 			}
-			gone(d, sb.ID, waited)
+			if runs(d, sb.ID, waited) {
+				t.Errorf("%s: the interpreter goes on", name)
+			}
 		}
 		c := newContext(d, sb.ID, tc.context)
 		if pidOf(d, c) == waited {
 			t.Errorf("%s: the interpreter that waited is the context", name)
 		}
-		gone(d, sb.ID, waited)
+		if runs(d, sb.ID, waited) {
+			t.Errorf("%s: the interpreter goes on beside the context", name)
+		}
 		if rep := d.Do("DELETE", "/v1/sandboxes/"+sb.ID, nil); rep.Status != http.StatusNoContent {
 			t.Errorf("%s", rep.Body)
 		}
@@ -199,11 +214,12 @@ func TestParkedInterpreterThatEnds(t *testing.T) {
 		t.Error(got)
 	}
 
-	untilParked(t, d)
+	pids := untilParked(t, d)
 	claimed := d.Create(api.CreateSandbox{})
 	d.D.Shutdown(api.Shutdown{KeepSandboxes: true})
 	d.Wait()
 	second := b.Start()
+	gone(second, claimed.ID, pids[claimed.ID])
 	if c := newContext(second, claimed.ID, api.CreateContext{}); summary(runIn(second, c, "1")) != `"" "" [1]*` {
 		t.Errorf("%+v", c)
 	}
@@ -225,12 +241,66 @@ func TestParkedInterpreterThatDoesNotStart(t *testing.T) {
 	}
 }
 
+// A sandbox that is claimed between the look at the pool and the start of an interpreter has none.
+func TestParkedInterpreterOfASandboxClaimedBeforeItsStart(t *testing.T) {
+	testenv.RequirePeer(t, "python3")
+	b := daemontest.New(t, servicetest.RealInit(t))
+	b.Options.Pools = []service.Pool{{Image: api.HostImage, Size: 1, Context: "python"}}
+	var d *daemontest.Running
+	var once sync.Once
+	started, claimed := make(chan struct{}), make(chan string, 1)
+	b.Options.SpareMemory = func() error {
+		<-started
+		if len(d.Engine.IDs()) == 1 { // else a sandbox is about to be parked, not to get an interpreter
+			once.Do(func() { claimed <- d.Create(api.CreateSandbox{}).ID })
+		}
+		return nil
+	}
+	d = b.Start()
+	close(started)
+	id := <-claimed
+	pids := untilParked(t, d) // of another sandbox, which comes next
+	if poolOf(t, d).Hits != 1 || len(pids) != 1 || pids[id] != 0 {
+		t.Errorf("%s was claimed, and interpreters wait: %v", id, pids)
+	}
+}
+
+// An interpreter that does not start is tried again after a pause, whatever wakes its pool.
+func TestParkedInterpreterIsTriedAgainAfterAPause(t *testing.T) {
+	testenv.RequirePeer(t, "python3")
+	b := daemontest.New(t, servicetest.RealInit(t))
+	b.Options.Pools = []service.Pool{
+		{Image: api.HostImage, Size: 1, Context: "python+no_such_module"},
+		{Image: api.HostImage, Size: 1, Context: "python", Network: true},
+	}
+	var looks atomic.Int64
+	b.Options.SpareMemory = func() error {
+		looks.Add(1)
+		return nil
+	}
+	d := b.Start()
+	waitPool(t, d, "complaining", func(p api.Pool) bool { return strings.Contains(p.Context.Error, "no_such_module") })
+	d.Await(func() string { return "the other pool is not furnished" }, func() bool {
+		other := daemontest.Decode[api.SystemInfo](t, d.Do("GET", "/v1/system", nil), http.StatusOK).Pools[1]
+		return other.Ready == 1 && other.Context.Ready == 1
+	})
+	before := looks.Load()
+	if err := d.API().Furnish(t.Context(), &b.Options.Pools[0]); err == nil || !strings.Contains(err.Error(), "no_such_module") {
+		t.Errorf("the next look: %v", err)
+	}
+	if n := looks.Load() - before; n != 0 {
+		t.Errorf("%d starts within the pause", n)
+	}
+}
+
 // A kernel whose messages stand between output is known by its key.
 func TestParkedShellIsTheFirstContext(t *testing.T) {
 	testenv.RequirePeer(t, "bash")
 	_, d := parkedBench(t, 1, "bash")
 	pids := untilParked(t, d)
-	c := newContext(d, d.Create(api.CreateSandbox{}).ID, api.CreateContext{Language: "sh"})
+	// Empty lists are none.
+	ask := map[string]any{"language": "sh", "env": []string{}, "preload": []string{}}
+	c := daemontest.Decode[api.Context](t, d.Do("POST", "/v1/sandboxes/"+d.Create(api.CreateSandbox{}).ID+"/contexts", ask), http.StatusCreated)
 	if got := summary(runIn(d, c, "x=1\necho $x")); got != `"1\n" ""` || pidOf(d, c) != pids[c.Sandbox] {
 		t.Error(got)
 	}

@@ -32,6 +32,12 @@ type spare struct {
 // spareOf returns the part of a request that a spare must have been started with.
 func spareOf(req api.CreateContext) api.CreateContext {
 	req.IdleTimeout = 0
+	if len(req.Env) == 0 {
+		req.Env = nil
+	}
+	if len(req.Preload) == 0 {
+		req.Preload = nil
+	}
 	return req
 }
 

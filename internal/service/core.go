@@ -247,7 +247,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	}
 	s := &core{
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
-		results: resultsQuota(), parked: newParkedSpares(),
+		results: resultsQuota(),
 	}
 	s.retention.Store(&opts.RetentionLimits)
 	s.caches.dir = filepath.Join(opts.DataDir, "build-caches")
@@ -278,6 +278,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 			return nil, fmt.Errorf("start service: pool of image %s: %w", specs[i].Image, err)
 		}
 	}
+	s.parked = newParkedSpares(specs)
 	s.pools = pool.New(pool.Options{Pools: specs, Acquire: s.poolImage, Filled: s.parked.changed, SpareMemory: opts.SpareMemory, Log: s.log})
 	s.supervisor, err = runtime.Open(ctx, opts.DataDir, opts.Engine, runtime.Options{
 		RuntimeDir:   opts.RuntimeDir,
@@ -288,7 +289,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		Room:         opts.Room,
 		PoolChanged:  s.pools.Changed,
 		Exercise:     pool.Exercise,
-		Claimed:      s.parked.claimed,
+		Claiming:     s.parked.claiming,
 		Changed:      s.events.Publish,
 		Volumes:      s.volumesOf,
 		Log:          s.log,

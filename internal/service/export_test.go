@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -181,6 +182,13 @@ func (s *API) ParkedPID(sandbox string) int {
 		return sp.guest.PID
 	}
 	return 0
+}
+
+// Furnish starts the missing interpreters of a pool.
+func (s *API) Furnish(ctx context.Context, w *Pool) error {
+	w2 := *w
+	w2.Profile = cmp.Or(w2.Profile, defaultProfile)
+	return s.furnish(ctx, &w2)
 }
 
 // KillParked kills the interpreter that is ready for the first context of a sandbox, and returns a

@@ -106,6 +106,7 @@ func (s *API) PauseSandbox(ctx context.Context, ref string, _ struct{}) (api.San
 	if err != nil {
 		return api.Sandbox{}, err
 	}
+	s.parked.drop(rec.ID) // a frozen init could not end it later
 	rec, err = s.supervisor.Pause(ctx, rec.ID)
 	return rec.Shown(), err
 }

@@ -40,3 +40,25 @@ func TestParkedSandboxIsLimited(t *testing.T) {
 		t.Errorf("a program that wants all memory ended with %+v", got)
 	}
 }
+
+// A sandbox in which an interpreter waits can be claimed with less memory than that uses: it has
+// ended before the limit is set.
+func TestParkedInterpreterTakesNoMemoryOfASmallerSandbox(t *testing.T) {
+	testenv.RequireCgroup(t, "memory", "pids", "cpu")
+	testenv.RequirePeer(t, "python3")
+	const modules = "+asyncio+unittest.mock+email.message+http.server+xml.dom.minidom+sqlite3+ctypes+decimal"
+	d := harness.Start(t, harness.Options{Cgroup: group(t), Args: []string{"--pool", api.HostImage + "=1,context=python" + modules}})
+	harness.Eventually(t, func() error {
+		if p := d.System(t).Pools; len(p) != 1 || p[0].Ready != 1 || p[0].Context.Ready != 1 {
+			return fmt.Errorf("the pools are %+v", p)
+		}
+		return nil
+	})
+	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 12 * mib}})
+	if p := d.System(t).Pools[0]; p.Hits != 1 || p.Misses != 0 {
+		t.Errorf("it was not claimed: %+v", p)
+	}
+	if got := number(t, filepath.Clean(cgroupOf(t, s.PID)), "memory.max", ""); got != 12*mib {
+		t.Errorf("memory.max is %d", got)
+	}
+}

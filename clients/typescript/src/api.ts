@@ -1825,16 +1825,16 @@ export interface Pool {
    */
   hits: number
   misses: number
-  /** Context describes the interpreters that wait in the sandboxes; nil if none shall. */
+  /** Context describes the interpreters that wait in the sandboxes; nil if the pool has none. */
   context?: PoolContext
   /** Error is the reason why the pool could not be filled. */
   error?: string
 }
 
 /**
- * PoolContext is the state of the interpreters of a warm pool. Each waits in a ready sandbox, and
- * becomes the first context of that, if the request for the context names this language and these
- * modules alone, and nothing was done in the sandbox before.
+ * PoolContext is the state of the interpreters of a warm pool. Each waits in a ready sandbox. It
+ * becomes the first context of the sandbox if the request for the context names this language and
+ * these modules alone, and nothing was done in the sandbox before.
  */
 export interface PoolContext {
   language: string

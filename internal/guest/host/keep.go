@@ -74,8 +74,8 @@ func (c *Client) Adopt(k Kept, r ExecRequest, pid int, begun time.Time) (_ *Exec
 	return e, nil
 }
 
-// Reported reports whether init has told of the exit, or is gone. No other method has to run
-// meanwhile.
+// Reported reports whether init has reported the exit, or is gone. No other method must run at the
+// same time.
 func (e *Exec) Reported() bool {
 	conn, err := e.conn.File().SyscallConn()
 	if err != nil {

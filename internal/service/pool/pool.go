@@ -42,8 +42,8 @@ type Spec struct {
 	Network bool // for sandboxes with a network, of any policy
 	Size    int
 	Learn   bool
-	// Context is the language of the context that an interpreter in each sandbox waits for, and behind
-	// a plus each, modules that it has imported. Empty: there is none.
+	// Context is the language of the interpreter that waits in each sandbox, followed by the modules
+	// that it has imported, each after a plus: python+numpy. Empty means no interpreter.
 	Context string
 }
 
@@ -284,10 +284,10 @@ func (p *Pools) Unpark(ctx context.Context, layers []string) {
 	}
 }
 
-// Specs returns the pools. It is not to be changed.
+// Specs returns the pools. Callers must not change them.
 func (p *Pools) Specs() []Spec { return p.opts.Pools }
 
-// SpareMemory returns an error if nothing more is to be kept ready.
+// SpareMemory returns an error if the host's memory is too short to keep more ready.
 func (p *Pools) SpareMemory() error { return p.opts.SpareMemory() }
 
 // States returns the states of the pools, in the order of Specs.
