@@ -13,6 +13,8 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
+	"github.com/sandboxd/sandboxd/internal/service"
+	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -428,6 +430,45 @@ func TestInterruptBeforeTheCode(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// silentNode makes node's kernel one that does not say that a run has begun, as older ones.
+const silentNode = `var fs = require('fs'), write = fs.writeSync
+fs.writeSync = (fd, data, at) => data[0] === 0 && data.includes(':b ') ? data.length : write(fd, data, at)
+undefined`
+
+// A kernel that an older daemon has started does not say when a run has begun. The next daemon
+// interrupts its runs without that, and the context keeps its state.
+func TestOlderNodeIsInterrupted(t *testing.T) {
+	testenv.RequirePeer(t, "node")
+	b := contextDaemons(t)
+	descriptors := servicetest.NewDescriptorStore(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, descriptors)
+	first := b.Start()
+	sb := first.Create(withScratch(t))
+	c := newContext(first, sb.ID, api.CreateContext{Language: "javascript"})
+	if got := summary(runIn(first, c, silentNode+"\nvar x = 1")); got != `"" ""` {
+		t.Fatal(got)
+	}
+	first.Cancel()
+	first.Wait()
+	stored, err := descriptors.StoredDescriptors(t.Context())
+	if err != nil || len(stored) != 1 {
+		t.Fatalf("%v, %v", stored, err)
+	}
+	defer servicetest.CloseFiles(stored[0].Files)
+	if err := service.ForgetBegins(stored[0].Files); err != nil {
+		t.Fatal(err)
+	}
+	second := b.Start()
+	for _, code := range []string{"for (;;);", "await new Promise(() => {})"} {
+		if got := summary(timedOut(second, c, 0.2, "now\n", "console.log('now')\n"+code)); got != `"now\n" "" KeyboardInterrupt: the run's timeout has ended` {
+			t.Errorf("%s: %s", code, got)
+		}
+		if got := summary(runIn(second, c, "x")); got != `"" "" [1]*` {
+			t.Error(got)
+		}
 	}
 }
 
