@@ -578,6 +578,16 @@ func TestOddCode(t *testing.T) {
 			{"throw {get err() { throw 1 }, message: 'm'}", `"" "" Error: m`},
 			{"throw {err: 1, message: 'm'}", `"" "" Error: m`},
 			{"throw new Proxy({}, {get() { throw 1 }, getPrototypeOf() { throw 1 }})", `"" "" Error: 1`},
+			{"await new Promise((done) => process.stdout.end('x', done))", `"x" ""`},
+			{"console.log('y'); process.stderr.end('707a', 'hex'); void 0", `"y\n" "pz"`},
+			{"var {Readable, promises: {pipeline}} = require('stream'); await pipeline(Readable.from(['a', 'b']), process.stdout); console.error('c')", `"ab" "c\n"`},
+			{"await pipeline(Readable.from(['d']), process.stdout); process.stdout.end('e'); process.stdout.end('f'); console.log('g')", `"defg\n" ""`},
+			{"process.stdout.destroy(); console.log('h')", `"h\n" ""`},
+			{"await new Promise((done) => Readable.from(['i']).on('end', () => done()).pipe(process.stdout))", `"i" ""`},
+			{"Object.preventExtensions(globalThis); void 0", `"" ""`},
+			{"const own = 5; own + 1", `"" "" [6]*`},
+			{"nosuch()", `"" "" ReferenceError: nosuch is not defined`},
+			{"await new Promise((done) => setTimeout(done, 1, own))", `"" "" [5]*`},
 		}},
 	} {
 		t.Run(l.name, func(t *testing.T) {
