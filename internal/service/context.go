@@ -419,12 +419,12 @@ func (c *codeContext) startAs(ctx context.Context, rec *runtime.Record, parked *
 	}
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
-	said, err := c.read(ctx, func(f resident.Frame) (bool, error) {
+	said, err := c.read(ctx, func(f resident.Frame) (frameUse, error) {
 		if f.Kind == resident.KindStdout || f.Kind == resident.KindStderr { // of the start of an interpreter
-			return false, nil
+			return frameDropped, nil
 		}
 		_, err := resident.ParseHello(f)
-		return true, err
+		return frameLast, err
 	})
 	if err != nil {
 		x := c.process()

@@ -54,7 +54,7 @@ func readTime() time.Duration {
 }
 
 // Pace throttles the reader of output that no client waits for: output beyond an answer's limit, or
-// into a log that drops its oldest part. A program floods within the limits of its sandbox, but its
+// into a log that drops its oldest part, or of which a client gets nothing. A program floods within the limits of its sandbox, but its
 // reader is in no sandbox, and so takes about a tenth of a processor. A program whose output is
 // read slowly waits, as at any full pipe. The zero value is ready. A Pace is for one goroutine.
 type Pace struct {
