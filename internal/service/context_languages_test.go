@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
@@ -472,6 +473,53 @@ func TestOlderNodeIsInterrupted(t *testing.T) {
 	}
 }
 
+// misstatesNode makes node's kernel one that changes what it says of the beginning of a run. The
+// message is in text.
+func misstatesNode(write string) string {
+	return "var fs = require('fs'), write = fs.writeSync, x = 1\n" + // once a process
+		"fs.writeSync = (fd, data, at) => { const text = String(data); return text.startsWith('\\0') && text.includes(':b ') ? (" + write + ", data.length) : write(fd, data, at) }\nundefined"
+}
+
+// A kernel that says twice that a run has begun is interrupted as any other. One that says so of
+// another run ends.
+func TestKernelMisstatesTheBeginning(t *testing.T) {
+	testenv.RequirePeer(t, "node")
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{Language: "javascript"})
+	runIn(d, c, misstatesNode("write(fd, text + text)"))
+	for range 3 {
+		if got := summary(timedOut(d, c, 0.1, "now\n", "console.log('now')\nfor (;;);")); got != `"now\n" "" KeyboardInterrupt: the run's timeout has ended` {
+			t.Error(got)
+		}
+		if got := summary(runIn(d, c, "for (let i = 0; i < 1e7; i++) {}; x")); got != `"" "" [1]*` {
+			t.Error(got)
+		}
+	}
+	for _, other := range []string{"write(fd, text.replace(/:b \\d+/, ':b 999'))", "write(fd, text.replace(/:b \\d+/, ':b 0'))", "write(5, text)"} {
+		c := newContext(d, sb.ID, api.CreateContext{Language: "javascript"})
+		runIn(d, c, misstatesNode(other))
+		if res := runReq(d, c, api.CodeRequest{Code: "for (;;);", Timeout: testenv.HungAfter.Seconds()}); res.Failure == nil || res.Failure.Name != "ContextRestarted" {
+			t.Errorf("%s: %s", other, summary(res))
+		}
+	}
+}
+
+// A kernel that does not say that a run has begun is killed once the run's timeout has ended.
+func TestKernelKeepsTheBeginningToItself(t *testing.T) {
+	testenv.RequirePeer(t, "node")
+	b := contextDaemons(t)
+	b.Options.InterruptGrace = time.Millisecond
+	d := b.Start()
+	c := newContext(d, d.Create(withScratch(t)).ID, api.CreateContext{Language: "javascript"})
+	runIn(d, c, silentNode)
+	if got := summary(runIn(d, c, "'whole'")); got != `"" "" [whole]*` {
+		t.Error(got)
+	}
+	if res := runReq(d, c, api.CodeRequest{Code: "for (;;);", Timeout: 0.2}); res.Failure == nil || res.Failure.Name != "ContextRestarted" || !strings.Contains(res.Failure.Value, "did not end after its timeout") {
+		t.Error(summary(res))
+	}
+}
+
 // Whenever an interrupt comes, the run ends by it or by itself, and the context keeps its state. So
 // it does while node takes its handler of signals and gives it back, around each piece of code.
 func TestInterruptsAtAnyInstant(t *testing.T) {
@@ -489,7 +537,10 @@ func TestInterruptsAtAnyInstant(t *testing.T) {
 			"for (const end = Date.now() + 2; Date.now() < end;); void n++",
 			"await null; for (const end = Date.now() + 2; Date.now() < end;); void n++",
 			"await new Promise((done) => setTimeout(done, 1)); void n++",
-		}[i%3]
+			"for (;;);",
+			"await new Promise(() => {})",
+		}[i%5]
+		endless := i%5 >= 3
 		res := runReq(d, c, api.CodeRequest{Code: code, Timeout: 0.001 + float64(rnd.IntN(most))/1e6})
 		if res.Failure != nil {
 			interrupted++
@@ -497,8 +548,13 @@ func TestInterruptsAtAnyInstant(t *testing.T) {
 		if res.ExecutionCount != i+2 || res.Logs.Stdout+res.Logs.Stderr != "" || len(res.Results) != 0 || res.Failure != nil && res.Failure.Name != "KeyboardInterrupt" {
 			t.Fatalf("run %d, %s: %s", res.ExecutionCount, code, summary(res))
 		}
+		if endless && res.Failure == nil {
+			t.Fatalf("%s: it has ended without an interrupt", code)
+		}
 	}
-	t.Logf("%d runs were interrupted", interrupted)
+	if interrupted == 0 {
+		t.Error("no run was interrupted")
+	}
 	// A listener of the user's keeps no interrupt from code, before it is removed and after.
 	for _, run := range []run{
 		{"await new Promise(setImmediate); void 0", `"" ""`}, // hears what has come late
