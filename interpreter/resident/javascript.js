@@ -75,10 +75,11 @@
     interrupts++;
     settle(pending, {error: interruption(), thrown: true, counted: true});
   };
-  // SIGINT always has the handler that node uses while code runs. Node takes it at the beginning of
-  // a piece of code and resets it at the end, but for the last user of several: this first one stays.
-  // Before and after it node takes listeners away and puts them back, for which it resets theirs. So
-  // listeners get none here, and are called.
+  // Node installs a handler of SIGINT at the beginning of a piece of code, and removes it at the end
+  // unless another user of the handler is left. The call of startSigintWatchdog makes such a user, so
+  // the handler stays installed. Around a piece of code, node also removes all listeners of SIGINT and
+  // adds them again, and would replace the handler each time. So node's internal listeners of these
+  // changes do not learn of SIGINT. The function look calls the listeners of the user's code.
   let watchdog = {watchdogHasPendingSigint: () => false};
   try {
     watchdog = process.binding('contextify');
