@@ -30,9 +30,9 @@ const (
 	toStart                         // the kernel is not ready
 )
 
-// Each read of a kernel that brings something which no client gets is paced, and each such message by
-// its work. Output and results that a client gets cost nothing: the client paces them. The clock is
-// the test's: what is counted is how many reads the waits are worth.
+// Each read of a kernel that brings something which no client gets is paced, and each such message
+// by its work. Output and results that a client gets cost nothing: the client paces them. The clock
+// is the test's: the waits are counted as reads.
 func TestKernelsAreReadAtAPace(t *testing.T) {
 	const key = "KEY"
 	frame := func(kind resident.Kind, payload string) string {

@@ -102,8 +102,8 @@ const (
 )
 
 // A kernelPace slows the reader of a kernel that floods with frames which reach no client: results
-// without memory, more than a buffered answer takes, output of a run whose client has left. A client
-// paces the other frames by reading them. The zero value is ready.
+// without memory, more than a buffered answer takes, output of a run whose client has left. A
+// client paces the other frames by reading them. The zero value is ready.
 type kernelPace struct {
 	pace host.Pace
 

@@ -931,7 +931,8 @@ func (x *program) Input(ctx context.Context, r io.Reader, end bool) error {
 	return nil
 }
 
-// Input writes to stdin as that of a program does. With end, the next daemon does not get the stdin.
+// Input writes to stdin as that of a program does. With end, the next daemon does not get the
+// stdin.
 func (x *Detached) Input(ctx context.Context, r io.Reader, end bool) error {
 	if err := x.program.Input(ctx, r, end); err != nil || !end || x.req.TTY {
 		return err
