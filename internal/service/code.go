@@ -144,11 +144,15 @@ func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeReques
 		case api.CodeValued:
 			size := sizeOfValue(e.Result)
 			if left -= size; left < 0 || !hold.keep(size) {
+				hold.refuse()
 				cut = true
 				return nil
 			}
 			res.Results = append(res.Results, *e.Result)
 		case api.CodeFailed:
+			if res.Failure != nil {
+				hold.refuse() // the answer has one
+			}
 			res.Failure = e.Failure
 		case api.CodeEnded:
 			res.ExecutionCount, res.Artifacts, res.ArtifactsMissed = e.ExecutionCount, e.Artifacts, e.ArtifactsMissed

@@ -75,6 +75,7 @@ type contextRecord struct {
 	Created time.Time
 	Request api.CreateContext // Language is a name, not an alias
 	Key     string            // of the process: see [resident.For]
+	Begins  bool              // of the process's kernel, which may be an older daemon's: see [resident.Kernel]
 }
 
 // place is the part of a context that changes. It is written in one page, so that a killed daemon
@@ -400,7 +401,7 @@ func (c *codeContext) startAs(ctx context.Context, rec *runtime.Record, parked *
 		return class.Invalidf("language %q: has no contexts any more", c.Request.Language)
 	}
 	c.mu.Lock()
-	c.kernel, c.Key = k, key
+	c.kernel, c.Key, c.Begins = k, key, k.Begins
 	c.mu.Unlock()
 	old := c.process()
 	req := contextExec(&k, &c.Request)
@@ -418,12 +419,12 @@ func (c *codeContext) startAs(ctx context.Context, rec *runtime.Record, parked *
 	}
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
-	said, err := c.read(ctx, func(f resident.Frame) (bool, error) {
+	said, err := c.read(ctx, func(f resident.Frame) (frameUse, error) {
 		if f.Kind == resident.KindStdout || f.Kind == resident.KindStderr { // of the start of an interpreter
-			return false, nil
+			return frameDropped, nil
 		}
 		_, err := resident.ParseHello(f)
-		return true, err
+		return frameLast, err
 	})
 	if err != nil {
 		x := c.process()
@@ -688,6 +689,7 @@ func (s *core) adoptContext(x *Detached) error {
 	if !ok {
 		return fmt.Errorf("language %q has no contexts", rec.Request.Language)
 	}
+	k.Begins = k.Begins && rec.Begins // the kernel runs the source of the daemon that has started it
 	c.x, c.place, c.hold = x, p, x.log.Hold(p.At)
 	c.kernel, c.split, c.from = k, k.NewSplitter(), p.At
 	s.contexts.mu.Lock()

@@ -10,9 +10,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
+	"github.com/sandboxd/sandboxd/internal/service"
+	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -431,6 +434,92 @@ func TestInterruptBeforeTheCode(t *testing.T) {
 	}
 }
 
+// silentNode makes node's kernel one that does not say that a run has begun, as older ones.
+const silentNode = `var fs = require('fs'), write = fs.writeSync
+fs.writeSync = (fd, data, at) => data[0] === 0 && data.includes(':b ') ? data.length : write(fd, data, at)
+undefined`
+
+// A kernel that an older daemon has started does not say when a run has begun. The next daemon
+// interrupts its runs without that, and the context keeps its state.
+func TestOlderNodeIsInterrupted(t *testing.T) {
+	testenv.RequirePeer(t, "node")
+	b := contextDaemons(t)
+	descriptors := servicetest.NewDescriptorStore(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, descriptors)
+	first := b.Start()
+	sb := first.Create(withScratch(t))
+	c := newContext(first, sb.ID, api.CreateContext{Language: "javascript"})
+	if got := summary(runIn(first, c, silentNode+"\nvar x = 1")); got != `"" ""` {
+		t.Fatal(got)
+	}
+	first.Cancel()
+	first.Wait()
+	stored, err := descriptors.StoredDescriptors(t.Context())
+	if err != nil || len(stored) != 1 {
+		t.Fatalf("%v, %v", stored, err)
+	}
+	defer servicetest.CloseFiles(stored[0].Files)
+	if err := service.ForgetBegins(stored[0].Files); err != nil {
+		t.Fatal(err)
+	}
+	second := b.Start()
+	for _, code := range []string{"for (;;);", "await new Promise(() => {})"} {
+		if got := summary(timedOut(second, c, 0.2, "now\n", "console.log('now')\n"+code)); got != `"now\n" "" KeyboardInterrupt: the run's timeout has ended` {
+			t.Errorf("%s: %s", code, got)
+		}
+		if got := summary(runIn(second, c, "x")); got != `"" "" [1]*` {
+			t.Error(got)
+		}
+	}
+}
+
+// misstatesNode makes node's kernel one that changes what it says of the beginning of a run. The
+// message is in text.
+func misstatesNode(write string) string {
+	return "var fs = require('fs'), write = fs.writeSync, x = 1\n" + // once a process
+		"fs.writeSync = (fd, data, at) => { const text = String(data); return text.startsWith('\\0') && text.includes(':b ') ? (" + write + ", data.length) : write(fd, data, at) }\nundefined"
+}
+
+// A kernel that says twice that a run has begun is interrupted as any other. One that says so of
+// another run ends.
+func TestKernelMisstatesTheBeginning(t *testing.T) {
+	testenv.RequirePeer(t, "node")
+	d, sb := contextBench(t)
+	c := newContext(d, sb.ID, api.CreateContext{Language: "javascript"})
+	runIn(d, c, misstatesNode("write(fd, text + text)"))
+	for range 3 {
+		if got := summary(timedOut(d, c, 0.1, "now\n", "console.log('now')\nfor (;;);")); got != `"now\n" "" KeyboardInterrupt: the run's timeout has ended` {
+			t.Error(got)
+		}
+		if got := summary(runIn(d, c, "for (let i = 0; i < 1e7; i++) {}; x")); got != `"" "" [1]*` {
+			t.Error(got)
+		}
+	}
+	for _, other := range []string{"write(fd, text.replace(/:b \\d+/, ':b 999'))", "write(fd, text.replace(/:b \\d+/, ':b 0'))", "write(5, text)"} {
+		c := newContext(d, sb.ID, api.CreateContext{Language: "javascript"})
+		runIn(d, c, misstatesNode(other))
+		if res := runReq(d, c, api.CodeRequest{Code: "for (;;);", Timeout: testenv.HungAfter.Seconds()}); res.Failure == nil || res.Failure.Name != "ContextRestarted" {
+			t.Errorf("%s: %s", other, summary(res))
+		}
+	}
+}
+
+// A kernel that does not say that a run has begun is killed once the run's timeout has ended.
+func TestKernelKeepsTheBeginningToItself(t *testing.T) {
+	testenv.RequirePeer(t, "node")
+	b := contextDaemons(t)
+	b.Options.InterruptGrace = time.Millisecond
+	d := b.Start()
+	c := newContext(d, d.Create(withScratch(t)).ID, api.CreateContext{Language: "javascript"})
+	runIn(d, c, silentNode)
+	if got := summary(runIn(d, c, "'whole'")); got != `"" "" [whole]*` {
+		t.Error(got)
+	}
+	if res := runReq(d, c, api.CodeRequest{Code: "for (;;);", Timeout: 0.2}); res.Failure == nil || res.Failure.Name != "ContextRestarted" || !strings.Contains(res.Failure.Value, "did not end after its timeout") {
+		t.Error(summary(res))
+	}
+}
+
 // Whenever an interrupt comes, the run ends by it or by itself, and the context keeps its state. So
 // it does while node takes its handler of signals and gives it back, around each piece of code.
 func TestInterruptsAtAnyInstant(t *testing.T) {
@@ -448,7 +537,10 @@ func TestInterruptsAtAnyInstant(t *testing.T) {
 			"for (const end = Date.now() + 2; Date.now() < end;); void n++",
 			"await null; for (const end = Date.now() + 2; Date.now() < end;); void n++",
 			"await new Promise((done) => setTimeout(done, 1)); void n++",
-		}[i%3]
+			"for (;;);",
+			"await new Promise(() => {})",
+		}[i%5]
+		endless := i%5 >= 3
 		res := runReq(d, c, api.CodeRequest{Code: code, Timeout: 0.001 + float64(rnd.IntN(most))/1e6})
 		if res.Failure != nil {
 			interrupted++
@@ -456,8 +548,13 @@ func TestInterruptsAtAnyInstant(t *testing.T) {
 		if res.ExecutionCount != i+2 || res.Logs.Stdout+res.Logs.Stderr != "" || len(res.Results) != 0 || res.Failure != nil && res.Failure.Name != "KeyboardInterrupt" {
 			t.Fatalf("run %d, %s: %s", res.ExecutionCount, code, summary(res))
 		}
+		if endless && res.Failure == nil {
+			t.Fatalf("%s: it has ended without an interrupt", code)
+		}
 	}
-	t.Logf("%d runs were interrupted", interrupted)
+	if interrupted == 0 {
+		t.Error("no run was interrupted")
+	}
 	// A listener of the user's keeps no interrupt from code, before it is removed and after.
 	for _, run := range []run{
 		{"await new Promise(setImmediate); void 0", `"" ""`}, // hears what has come late
@@ -537,6 +634,16 @@ func TestOddCode(t *testing.T) {
 			{"throw {get err() { throw 1 }, message: 'm'}", `"" "" Error: m`},
 			{"throw {err: 1, message: 'm'}", `"" "" Error: m`},
 			{"throw new Proxy({}, {get() { throw 1 }, getPrototypeOf() { throw 1 }})", `"" "" Error: 1`},
+			{"await new Promise((done) => process.stdout.end('x', done))", `"x" ""`},
+			{"console.log('y'); process.stderr.end('707a', 'hex'); void 0", `"y\n" "pz"`},
+			{"var {Readable, promises: {pipeline}} = require('stream'); await pipeline(Readable.from(['a', 'b']), process.stdout); console.error('c')", `"ab" "c\n"`},
+			{"await pipeline(Readable.from(['d']), process.stdout); process.stdout.end('e'); process.stdout.end('f'); console.log('g')", `"defg\n" ""`},
+			{"process.stdout.destroy(); console.log('h')", `"h\n" ""`},
+			{"await new Promise((done) => Readable.from(['i']).on('end', () => done()).pipe(process.stdout))", `"i" ""`},
+			{"Object.preventExtensions(globalThis); void 0", `"" ""`},
+			{"const own = 5; own + 1", `"" "" [6]*`},
+			{"nosuch()", `"" "" ReferenceError: nosuch is not defined`},
+			{"await new Promise((done) => setTimeout(done, 1, own))", `"" "" [5]*`},
 		}},
 	} {
 		t.Run(l.name, func(t *testing.T) {

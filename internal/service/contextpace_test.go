@@ -19,8 +19,20 @@ import (
 	"github.com/sandboxd/sandboxd/interpreter/resident"
 )
 
-// Whatever becomes of what a kernel says, each read of it is paced, and each message by its work.
-// The clock is the test's: what is counted is how many reads the waits are worth.
+// destination is the destination of a kernel's frames.
+type destination int
+
+const (
+	toClient     destination = iota // a client that takes all
+	toPoor                          // such a client, without memory for its results
+	toFullAnswer                    // an answer that has room for output only
+	toNone                          // the client has left
+	toStart                         // the kernel is not ready
+)
+
+// Each read of a kernel that brings something which no client gets is paced, and each such message
+// by its work. Output and results that a client gets cost nothing: the client paces them. The clock
+// is the test's: the waits are counted as reads.
 func TestKernelsAreReadAtAPace(t *testing.T) {
 	const key = "KEY"
 	frame := func(kind resident.Kind, payload string) string {
@@ -33,20 +45,32 @@ func TestKernelsAreReadAtAPace(t *testing.T) {
 	const readSize = 64 << 10
 	const result, failure = `{"text":"1"}`, `{"name":"E","value":""}`
 	piece := strings.Repeat("x", resident.MaxFrame)
-	large := strings.Repeat(frame(resident.KindPiece, piece), 40) + frame(resident.KindResult, "x")
+	large := frame(resident.KindPiece, `{"text":"`+piece[9:]) + strings.Repeat(frame(resident.KindPiece, piece), 39) + frame(resident.KindResult, `"}`)
 	new(host.Pace).Wait(nil, 1) // measures the time of a read, for which it needs the machine's clock
+	output := strings.Repeat(frame(resident.KindStdout, piece), 100)
+	short := strings.Repeat(frame(resident.KindPiece, "{"), 1000)
+	const largeWork = 40*(resident.MaxFrame+messageWork) + 2 + messageWork
 	for _, flood := range []struct {
 		name, language, stream, said string
-		ready                        bool
-		work                         int // of its messages
+		to                           destination
+		paced                        bool // each read
+		work                         int  // of messages that are paced
 	}{
-		{"results without memory", "python", "stdout", strings.Repeat(large, 8), true, 8 * (40*(resident.MaxFrame+messageWork) + 1 + messageWork)},
-		{"small results", "python", "stdout", strings.Repeat(frame(resident.KindResult, result), 9000), true, 9000 * (len(result) + messageWork)},
-		{"failures", "python", "stdout", strings.Repeat(frame(resident.KindError, failure), 9000), true, 9000 * (len(failure) + messageWork)},
-		{"empty output", "python", "stdout", strings.Repeat(frame(resident.KindStdout, ""), 90_000), true, 0},
-		{"stderr of its own", "python", "stderr", strings.Repeat("x", 5<<20), true, 0},
-		{"output before it is ready", "bash", "stdout", strings.Repeat("x", 5<<20), false, 0},
-		{"results between output", "bash", "stdout", strings.Repeat(marked(resident.KindResult, result), 9000), true, 9000 * (len(result) + messageWork)},
+		{"results without memory", "python", "stdout", strings.Repeat(large, 8), toPoor, true, 8 * largeWork},
+		{"results beyond the answer", "python", "stdout", strings.Repeat(frame(resident.KindResult, result), 9000), toFullAnswer, true, 9000 * (len(result) + messageWork)},
+		{"large results beyond the answer", "python", "stdout", strings.Repeat(large, 8), toFullAnswer, true, 8 * largeWork},
+		{"failures beyond the answer", "python", "stdout", strings.Repeat(frame(resident.KindError, failure), 9000), toFullAnswer, true, 9000 * (len(failure) + messageWork)},
+		{"empty output", "python", "stdout", strings.Repeat(frame(resident.KindStdout, ""), 90_000), toClient, true, 0},
+		{"stderr of its own", "python", "stderr", strings.Repeat("x", 5<<20), toClient, true, 0},
+		{"output before it is ready", "bash", "stdout", strings.Repeat("x", 5<<20), toStart, true, 0},
+		{"output of a run whose client has left", "python", "stdout", output, toNone, true, 0},
+		{"results of a run whose client has left", "python", "stdout", strings.Repeat(frame(resident.KindResult, result), 9000), toNone, true, 9000 * (len(result) + messageWork)},
+		{"beginnings of a run", "javascript", "stdout", strings.Repeat(marked(resident.KindBegan, ""), 9000), toClient, true, 9000 * messageWork},
+		{"short pieces", "python", "stdout", short, toClient, false, 1000 * messageWork},
+		{"output for a client", "python", "stdout", output, toClient, false, 0},
+		{"results for a client", "python", "stdout", strings.Repeat(frame(resident.KindResult, result), 9000), toClient, false, 0},
+		{"large results for a client", "python", "stdout", strings.Repeat(large, 8), toClient, false, 0},
+		{"results between output for a client", "bash", "stdout", strings.Repeat("x"+marked(resident.KindResult, result), 9000), toClient, false, 0},
 	} {
 		t.Run(flood.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -59,7 +83,7 @@ func TestKernelsAreReadAtAPace(t *testing.T) {
 				}
 				defer l.Close()
 				c.x = &Detached{program: &program{done: ended}, log: l}
-				c.place.Run, c.place.Ready = 1, flood.ready
+				c.place.Run, c.place.Ready = 1, flood.to != toStart
 				c.hold = l.Hold(0)
 				if n, err := l.Take(flood.stream, func(file int) (int, error) { return unix.Write(file, []byte(flood.said)) }); err != nil || n != len(flood.said) {
 					t.Fatalf("%d, %v", n, err)
@@ -71,26 +95,66 @@ func TestKernelsAreReadAtAPace(t *testing.T) {
 				c.pace.pace.Wait(ended, 1)
 				each := time.Since(began)
 
-				none := &resultHold{quota: &share.Quota{}}
+				memory := &resultHold{quota: resultsQuota()}
+				if flood.to == toPoor {
+					memory.quota = &share.Quota{}
+				}
 				events := 0
-				out := &runEvents{hold: none, reader: resident.Reader{Run: 1, Take: none.take}, emit: func(api.CodeEvent) error { events++; return nil }}
+				out := &runEvents{hold: memory, reader: resident.Reader{Run: 1, Take: memory.take}, emit: func(e api.CodeEvent) error {
+					if events++; flood.to == toFullAnswer && (e.Result != nil || e.Failure != nil) {
+						memory.refuse()
+					}
+					return nil
+				}}
 				out.timedOut = func() bool { return false }
 				handle := out.take
-				if !flood.ready {
-					handle = func(resident.Frame) (bool, error) { return false, nil } // as before the first message
+				switch flood.to {
+				case toNone:
+					handle = skipRun(1)
+				case toStart:
+					handle = func(resident.Frame) (frameUse, error) { return frameDropped, nil } // as before the first message
+				case toClient, toPoor, toFullAnswer:
 				}
 				began = time.Now()
 				if _, err := c.read(t.Context(), handle); !errors.Is(err, errDied) {
 					t.Fatal(err)
 				}
-				reads := (len(flood.said) + readSize - 1) / readSize
+				reads := 0
+				if flood.paced {
+					reads = (len(flood.said) + readSize - 1) / readSize
+				}
 				if got, want := int(time.Since(began)/each), reads+(flood.work-c.pace.work)/messagesPerRead; got != want {
 					t.Errorf("%d bytes and %d events, read as fast as %d reads, want %d", len(flood.said), events, got, want)
 				}
-				if last := messagesPerRead + readSize + readSize/len(result)*messageWork; c.pace.work > last {
+				if c.pace.work >= messagesPerRead {
 					t.Errorf("work of %d bytes is owed, more than that of a read", c.pace.work)
 				}
 			})
 		})
+	}
+}
+
+// The reads of a frame that comes in parts cost nothing if a client gets it, unless the parts are
+// tiny. They are paced if it is dropped.
+func TestPaceOfPartialFrames(t *testing.T) {
+	f := resident.Frame{Kind: resident.KindStdout, Payload: make([]byte, resident.MaxFrame)}
+	for _, of := range []struct {
+		use         frameUse
+		parts, want int
+	}{
+		{frameSent, readsPerFrame, 0},
+		{frameSent, 1000, 1000 - readsPerFrame},
+		{frameDropped, readsPerFrame, readsPerFrame + 1},
+		{frameDropped, 1000, 1001},
+	} {
+		var p kernelPace
+		for range of.parts {
+			p.count()
+		}
+		p.took(f, of.use)
+		p.count()
+		if p.reads != of.want {
+			t.Errorf("a frame in %d reads, used as %d: %d reads are paced, want %d", of.parts+1, of.use, p.reads, of.want)
+		}
 	}
 }

@@ -36,14 +36,15 @@ func resultsQuota() *share.Quota {
 type resultHold struct {
 	quota   *share.Quota
 	of      share.Owner
-	message int // bytes of the message that is read or sent
-	kept    int // bytes of results for an answer that has not left
+	message int  // bytes of the message that is read or sent
+	kept    int  // bytes of results for an answer that has not left
+	refused bool // a part of that message, or all of it, is dropped
 }
 
 // take takes memory for a piece of a message. If there is none, the pieces before it are dropped.
 func (h *resultHold) take(n int) bool {
 	if h.quota.Take(h.of, n) != nil {
-		h.next()
+		h.refuse()
 		return false
 	}
 	h.message += n
@@ -60,10 +61,16 @@ func (h *resultHold) keep(n int) bool {
 	return true
 }
 
+// refuse gives back the memory of a message of which the client gets a part at most.
+func (h *resultHold) refuse() {
+	h.next()
+	h.refused = true
+}
+
 // next gives back the memory of a message that has been sent.
 func (h *resultHold) next() {
 	h.quota.Give(h.of, h.message)
-	h.message = 0
+	h.message, h.refused = 0, false
 }
 
 // free gives back all.
@@ -84,12 +91,32 @@ var (
 	errEmit = errors.New("the client takes no more")
 )
 
-// A kernelPace slows the reader of a kernel that floods, whatever becomes of what it says: a result
-// without memory, a second failure and output before the first run are dropped, and no client slows
-// the kernel by reading them. The zero value is ready.
+// frameUse is the use of a frame, by which its read is paced.
+type frameUse int
+
+const (
+	frameDropped frameUse = iota // its client gets nothing of it, or a text in its place
+	framePiece                   // part of a message that follows
+	frameSent                    // its client has it
+	frameLast                    // the last that is read
+)
+
+// A kernelPace slows the reader of a kernel that floods with frames which reach no client: results
+// without memory, more than a buffered answer takes, output of a run whose client has left. A
+// client paces the other frames by reading them. The zero value is ready.
 type kernelPace struct {
 	pace host.Pace
-	work int // bytes of messages that were not counted as reads yet
+
+	reads int // to be charged
+	work  int // bytes of dropped messages that were not charged as reads yet
+
+	// Of the message that comes in pieces: charged once it is dropped.
+	heldReads, heldWork int
+
+	partial int // reads in a row without a whole frame
+
+	// Since the last read:
+	dropped, sent, pieces bool
 }
 
 const (
@@ -98,26 +125,68 @@ const (
 	messagesPerRead = 16 << 10
 	// messageWork is the work of a message beside its bytes, as bytes.
 	messageWork = 256
+	// shortPiece bounds the pieces of a message that are charged even if a client gets it: a message of
+	// short ones takes more work than its client.
+	shortPiece = resident.MaxFrame / 2
+	// readsPerFrame is the number of reads in which a frame may come, a page or more in each. Further
+	// ones are charged.
+	readsPerFrame = resident.MaxFrame / (4 << 10)
 )
 
-// took records a frame. Output costs its read only: what exceeds a buffered answer is paced there,
-// and any other is the client's to read.
-func (p *kernelPace) took(f resident.Frame) {
-	if f.Kind != resident.KindStdout && f.Kind != resident.KindStderr {
-		p.work += messageWork + len(f.Payload)
+// took records a frame and its use. Dropped output costs its read only.
+func (p *kernelPace) took(f resident.Frame, use frameUse) {
+	switch use {
+	case framePiece:
+		p.pieces = true
+		p.heldWork += messageWork + len(f.Payload)
+		if len(f.Payload) < shortPiece {
+			p.work += messageWork
+		}
+	case frameSent:
+		p.sent = true
+		p.heldWork = 0
+	case frameDropped:
+		p.dropped = true
+		p.work += p.heldWork
+		p.heldWork = 0
+		if f.Kind != resident.KindStdout && f.Kind != resident.KindStderr {
+			p.work += messageWork + len(f.Payload)
+		}
+	case frameLast:
 	}
 }
 
-// wait records a read, and waits until the next one is due.
-func (p *kernelPace) wait(over <-chan struct{}) {
-	reads := 1 + p.work/messagesPerRead
-	p.work %= messagesPerRead
-	p.pace.Wait(over, reads)
+// count records a read whose whole frames were taken.
+func (p *kernelPace) count() {
+	switch {
+	case p.dropped:
+		p.reads += 1 + p.heldReads
+		p.heldReads, p.partial = 0, 0
+	case p.sent:
+		p.heldReads, p.partial = 0, 0
+	case p.pieces:
+		p.heldReads++
+		p.partial = 0
+	case p.partial == readsPerFrame:
+		p.reads++
+	default:
+		p.heldReads++
+		p.partial++
+	}
+	p.dropped, p.sent, p.pieces = false, false, false
 }
 
-// read passes the frames of the process to handle until that is done. It returns errDied at the
-// process's end, and the end of its stderr. A flood is read slowly.
-func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (done bool, err error)) (said string, err error) {
+// wait waits until the reads that are charged would have been due.
+func (p *kernelPace) wait(over <-chan struct{}) {
+	reads := p.reads + p.work/messagesPerRead
+	if p.reads, p.work = 0, p.work%messagesPerRead; reads > 0 {
+		p.pace.Wait(over, reads)
+	}
+}
+
+// read passes the frames of the process to handle until its last one. It returns errDied at the
+// process's end, and the end of its stderr. A flood that reaches no client is read slowly.
+func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (frameUse, error)) (said string, err error) {
 	c.mu.Lock()
 	x, run := c.x, c.place.Run
 	if !c.place.Ready {
@@ -128,6 +197,7 @@ func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (don
 	var (
 		tail []byte
 		buf  = make([]byte, 64<<10)
+		got  bool // something, by the last read
 	)
 	for done := false; ; {
 		for !done { // also output that the last run has left
@@ -138,13 +208,18 @@ func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (don
 			if !ok {
 				break
 			}
-			c.pace.took(f)
 			if f.Kind == resident.KindBegan {
 				c.kernelBegan(f.Run)
 			}
-			if done, err = handle(f); err != nil {
+			use, err := handle(f)
+			if err != nil {
 				return string(tail), err
 			}
+			c.pace.took(f, use)
+			done = use == frameLast
+		}
+		if got {
+			c.pace.count()
 		}
 		c.advance(x, c.split.Place(c.from), done)
 		if done {
@@ -153,6 +228,7 @@ func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (don
 		if ctx.Err() != nil { // also while the kernel floods
 			return string(tail), context.Cause(ctx)
 		}
+		c.pace.wait(x.over())
 		ch, err := x.log.Read(c.from, buf)
 		switch {
 		case errors.Is(err, os.ErrClosed):
@@ -164,6 +240,9 @@ func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (don
 		case ch.Over:
 			return string(tail), errDied
 		}
+		if ch.Stream == "stderr" && !c.kernel.SharesStderr() {
+			c.pace.dropped = true // no frames are made of it
+		}
 		if ch.Stream == "stderr" && (run == 0 || !c.kernel.SharesStderr()) {
 			if tail = append(tail, ch.Data...); len(tail) > maxFailure {
 				tail = tail[:copy(tail, tail[len(tail)-maxFailure:])]
@@ -171,10 +250,8 @@ func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (don
 		}
 		c.split.Write(ch.Stream, ch.At, ch.Data)
 		c.from += int64(len(ch.Data))
-		if len(ch.Data) > 0 {
-			c.pace.wait(x.over())
-		}
-		if len(ch.Data) > 0 || ch.More == nil {
+		got = len(ch.Data) > 0
+		if got || ch.More == nil {
 			continue
 		}
 		select {
@@ -316,11 +393,7 @@ func (c *codeContext) used() {
 func (c *codeContext) drain(run *contextRun) {
 	defer c.release()
 	ctx := c.s.execs.ctx
-	r := resident.Reader{Run: c.number(), Skip: true}
-	said, err := c.read(ctx, func(f resident.Frame) (bool, error) {
-		m, err := r.Read(f)
-		return m != nil && m.Done != nil, err
-	})
+	said, err := c.read(ctx, skipRun(c.number()))
 	if err != nil && ctx.Err() != nil {
 		return // the next daemon goes on
 	}
@@ -328,6 +401,18 @@ func (c *codeContext) drain(run *contextRun) {
 		c.recover(ctx, run, err, said)
 	}
 	c.finish(run)
+}
+
+// skipRun returns a handler of frames that drops all until the end of a run.
+func skipRun(number uint32) func(resident.Frame) (frameUse, error) {
+	r := resident.Reader{Run: number, Skip: true}
+	return func(f resident.Frame) (frameUse, error) {
+		m, err := r.Read(f)
+		if m != nil && m.Done != nil {
+			return frameLast, err
+		}
+		return frameDropped, err
+	}
 }
 
 func (c *codeContext) number() uint32 {
@@ -668,28 +753,40 @@ func (o *runEvents) send(e api.CodeEvent) error {
 }
 
 // take is a handler of frames.
-func (o *runEvents) take(f resident.Frame) (done bool, err error) {
+func (o *runEvents) take(f resident.Frame) (frameUse, error) {
 	m, err := o.reader.Read(f)
 	switch {
-	case err != nil || m == nil:
-		return false, err
+	case err != nil:
+		return frameDropped, err
+	case m == nil && f.Kind == resident.KindPiece && !o.hold.refused:
+		return framePiece, nil
+	case m == nil:
+		return frameDropped, nil
 	case m.Stdout != nil:
-		return false, o.output(0, m.Stdout)
+		return frameSent, o.output(0, m.Stdout)
 	case m.Stderr != nil:
-		return false, o.output(1, m.Stderr)
+		return frameSent, o.output(1, m.Stderr)
 	case m.Result != nil:
-		defer o.hold.next()
-		return false, o.send(api.CodeEvent{Type: api.CodeValued, Result: m.Result})
+		return o.message(api.CodeEvent{Type: api.CodeValued, Result: m.Result})
 	case m.Failure != nil:
-		defer o.hold.next()
 		o.failed = true
 		if m.Failure.Name == "KeyboardInterrupt" && m.Failure.Value == "" && o.timedOut() {
 			m.Failure.Value = "the run's timeout has ended"
 		}
-		return false, o.send(api.CodeEvent{Type: api.CodeFailed, Failure: m.Failure})
+		return o.message(api.CodeEvent{Type: api.CodeFailed, Failure: m.Failure})
 	}
 	o.done = *m.Done
-	return true, nil
+	return frameLast, nil
+}
+
+// message emits a message, and gives back its memory.
+func (o *runEvents) message(e api.CodeEvent) (frameUse, error) {
+	defer o.hold.next()
+	err := o.send(e)
+	if o.hold.refused {
+		return frameDropped, err
+	}
+	return frameSent, err
 }
 
 func (o *runEvents) output(stream int, p []byte) error {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -119,6 +120,23 @@ func (s *Service) LoseMain(id string) {
 	defer e.mu.Unlock()
 	e.closed = true
 	delete(e.mains, id)
+}
+
+// ForgetBegins makes the record of a context one of a daemon that had no field Begins.
+func ForgetBegins(files []*os.File) error {
+	var rec map[string]any
+	if ok, err := execlog.ReadDocument(files[1], execlog.Context, &rec); err != nil || !ok {
+		return errors.Join(errors.New("no record"), err)
+	}
+	if rec["Begins"] != true {
+		return fmt.Errorf("a record without Begins: %v", rec)
+	}
+	delete(rec, "Begins")
+	log, err := execlog.Adopt(files[0], files[1], 1<<20)
+	if err != nil {
+		return err
+	}
+	return log.Write(execlog.Context, rec)
 }
 
 // RewriteInit changes the pid of the init in the record of an exec that runs, and removes its end.

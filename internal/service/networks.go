@@ -335,7 +335,8 @@ func (s *API) rejoin(ctx context.Context, ref, name string, action api.EventActi
 	if err != nil {
 		return fail(err)
 	}
-	// Networks are a tenant's own, and its gateways may be slow to reset connections.
+	// A change waits for gateways, which may be slow to reset connections. It touches networks of one
+	// tenant only.
 	release, err := s.rejoining.take(ctx, rec.Tenant)
 	if err != nil {
 		return fail(err)

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// tenantTurns are semaphores of one by tenant: what a tenant does one after another, and others
-// beside it. The zero value is ready.
+// tenantTurns serializes operations of one tenant; tenants do not wait for each other. The zero
+// value is ready.
 type tenantTurns struct {
 	of sync.Map // chan struct{} by tenant
 }

@@ -36,13 +36,28 @@
 
   // Streams that write at once: what was printed comes before the end of the run.
   for (const [name, fd] of [['stdout', 1], ['stderr', 2]]) {
-    const stream = new Writable();
-    // Nothing is kept that an interrupt in the middle would leave as it is.
-    stream.write = (chunk, encoding, done) => {
+    const write = (chunk, encoding, done) => {
       put(fd, typeof chunk === 'string' ? Buffer.from(chunk, typeof encoding === 'string' ? encoding : 'utf8') : chunk);
       done = typeof encoding === 'function' ? encoding : done;
       if (typeof done === 'function') process.nextTick(done);
       return true;
+    };
+    const stream = new Writable({
+      decodeStrings: false, autoDestroy: false, emitClose: false,
+      write(chunk, encoding, done) { write(chunk, encoding); done(); },
+      destroy(error, done) { done(error); this._undestroy(); }, // as node's own streams of a process
+    });
+    // The methods of Writable keep state, which an interrupt in the middle would leave half changed.
+    // These two keep none. The stream stays open for later runs.
+    stream.write = write;
+    stream.end = (...args) => {
+      const done = args.find((arg) => typeof arg === 'function');
+      if (typeof args[0] !== 'function' && args[0] !== undefined && args[0] !== null) write(args[0], done === args[1] ? 'utf8' : args[1]);
+      process.nextTick(() => {
+        stream.emit('finish');
+        if (done) done();
+      });
+      return stream;
     };
     stream.fd = fd;
     stream._type = 'pipe';
@@ -60,10 +75,11 @@
     interrupts++;
     settle(pending, {error: interruption(), thrown: true, counted: true});
   };
-  // SIGINT always has the handler that node uses while code runs. Node takes it at the beginning of
-  // a piece of code and resets it at the end, but for the last user of several: this first one stays.
-  // Before and after it node takes listeners away and puts them back, for which it resets theirs. So
-  // listeners get none here, and are called.
+  // Node installs a handler of SIGINT at the beginning of a piece of code, and removes it at the end
+  // unless another user of the handler is left. The call of startSigintWatchdog makes such a user, so
+  // the handler stays installed. Around a piece of code, node also removes all listeners of SIGINT and
+  // adds them again, and would replace the handler each time. So node's internal listeners of these
+  // changes do not learn of SIGINT. The function look calls the listeners of the user's code.
   let watchdog = {watchdogHasPendingSigint: () => false};
   try {
     watchdog = process.binding('contextify');
@@ -150,18 +166,25 @@
   process.on('uncaughtException', (e) => { put(2, Buffer.from(clean(shown(e)) + '\n')); });
   process.on('unhandledRejection', (e) => { put(2, Buffer.from(clean(shown(e)) + '\n')); });
 
-  // The REPL runs code with this function, in which node notices signals from the first instruction
-  // on. One that came before is looked for there: else code without end would be let go on.
+  // The REPL runs code with this function. Node notices signals from the first instruction of the
+  // code on, and forgets earlier ones. So __sandboxd_enter looks for an earlier signal before it runs
+  // the code, which might have no end.
   const {Script} = require('vm');
   const world = globalThis;
   const now = Script.prototype.runInThisContext;
   const enter = new Script('__sandboxd_enter()', {filename: '[eval]'});
   Script.prototype.runInThisContext = function (options) {
-    Object.defineProperty(world, '__sandboxd_enter', {configurable: true, value: () => {
-      delete world.__sandboxd_enter;
-      if (came()) throw interruption();
-      return now.call(this, {displayErrors: false});
-    }});
+    const look = () => { if (came()) throw interruption(); };
+    try {
+      Object.defineProperty(world, '__sandboxd_enter', {configurable: true, value: () => {
+        delete world.__sandboxd_enter;
+        look();
+        return now.call(this, {displayErrors: false});
+      }});
+    } catch { // the user's code has made the global object one that takes no properties
+      look();
+      return now.call(this, options);
+    }
     return now.call(enter, options);
   };
   const repl = require('repl');

@@ -19,7 +19,9 @@ type Kernel struct {
 	Argv     []string
 	Stdin    []byte // comes before the first request; nil if nothing does
 	Preloads bool   // it can import modules before it is ready
-	Begins   bool   // it says [KindBegan], before which a SIGINT is counted as one of the run before
+	// Begins reports whether the kernel says [KindBegan] in each run. A SIGINT that comes before that
+	// is taken for one of an earlier run.
+	Begins bool
 
 	words  bool   // requests are words
 	marker []byte // before each message between output; nil if output comes in frames

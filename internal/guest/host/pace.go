@@ -53,10 +53,11 @@ func readTime() time.Duration {
 	return best
 }
 
-// Pace throttles the reader of output that no client waits for: output beyond an answer's limit, or
-// into a log that drops its oldest part. A program floods within the limits of its sandbox, but its
-// reader is in no sandbox, and so takes about a tenth of a processor. A program whose output is
-// read slowly waits, as at any full pipe. The zero value is ready. A Pace is for one goroutine.
+// Pace throttles the reader of output that no client gets: output beyond an answer's limit, a log
+// that drops its oldest part, dropped frames of a context. A client paces other output by reading
+// it. A program floods within the limits of its sandbox, but its reader is in no sandbox, and so
+// takes about a tenth of a processor. A program whose output is read slowly waits, as at any full
+// pipe. The zero value is ready. A Pace is for one goroutine.
 type Pace struct {
 	due time.Time // when all reads so far would have been done at that share
 }
