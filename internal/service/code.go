@@ -409,6 +409,9 @@ func noLanguage(rec *runtime.Record, lang *interpreter.Language, programs []stri
 		rec.Name, cmp.Or(rec.Image, api.HostImage), lang.Name, strings.Join(programs, " or "), lang.Image))
 }
 
+// overdue is the exit of a run whose time ended before its program began.
+var overdue = api.Exit{Code: 128 + int(unix.SIGKILL), Signal: "SIGKILL", Timeout: true}
+
 var errNoToolchain = errors.New("the sandbox does not have the toolchain")
 
 // try runs the source with one toolchain, or returns errNoToolchain.
@@ -420,7 +423,7 @@ func (r *codeRun) try(ctx context.Context, t *interpreter.Toolchain) (end api.Co
 			return end, err
 		}
 		if exit.Timeout {
-			return r.ended(exit, nil), r.start()
+			return r.ended(overdue, nil), r.start()
 		}
 		if !t.Probe.Fits(exit.Code, string(out.buf)) {
 			return end, errNoToolchain
@@ -432,7 +435,10 @@ func (r *codeRun) try(ctx context.Context, t *interpreter.Toolchain) (end api.Co
 		if err != nil {
 			return end, err
 		}
-		if exit.Timeout || exit.Signal != "" {
+		if exit.Timeout { // the compiler may have ended well in that moment
+			return r.ended(overdue, nil), nil
+		}
+		if exit.Signal != "" {
 			return r.ended(exit, nil), nil
 		}
 		if exit.Code != 0 {
@@ -493,7 +499,7 @@ func (r *codeRun) program(ctx context.Context, req api.ExecRequest, out func(*Ex
 	if !r.due.IsZero() {
 		req.Timeout = time.Until(r.due).Seconds()
 		if req.Timeout < 0.001 {
-			return api.Exit{Code: 128 + int(unix.SIGKILL), Signal: "SIGKILL", Timeout: true}, nil
+			return overdue, nil
 		}
 	}
 	x, err := r.s.startFed(ctx, r.sandbox, req, r.whole)
