@@ -33,7 +33,7 @@ const (
 
 	// helloTimeout bounds the start of an interpreter.
 	helloTimeout = 60 * time.Second
-	// defaultInterruptGrace is that of [Options.InterruptGrace].
+	// defaultInterruptGrace is the default of [Options.InterruptGrace].
 	defaultInterruptGrace = 5 * time.Second
 )
 

@@ -1,7 +1,7 @@
 package service
 
 import (
-	"cmp"
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -366,7 +366,7 @@ func (s *core) startParked(ctx context.Context, pool string, warm *runtime.Warm,
 		s.parked.settle(id, sp, nil)
 		return userError(&warm.Record, warm.Record.User, execError(as.Argv[0], r.Cwd, err))
 	}
-	if err = feed(wanted, x, k.Stdin); err == nil {
+	if err = copyToStdin(wanted, x, bytes.NewReader(k.Stdin)); err == nil {
 		err = x.AwaitOutput(wanted)
 	}
 	if err == nil && s.parked.settle(id, sp, x) {
@@ -402,21 +402,6 @@ func (p *parkedSpares) settle(sandbox string, sp *parkedSpare, ready *host.Exec)
 		delete(p.of, sandbox)
 	}
 	return true
-}
-
-// feed writes the whole stdin of an interpreter, up to its first request.
-func feed(ctx context.Context, x *host.Exec, stdin []byte) error {
-	undone := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(undone)
-		_ = x.Stdin.SetWriteDeadline(time.Unix(1, 0)) // refused only by a closed file
-	})
-	_, err := x.Write(stdin)
-	if !stop() {
-		<-undone
-		err = cmp.Or(err, context.Cause(ctx))
-	}
-	return err
 }
 
 // withWords adds the last words of an interpreter to the error.
@@ -455,14 +440,13 @@ func (s *core) showParked(states []api.Pool) []api.Pool {
 			continue
 		}
 		show := &api.PoolContext{Language: req.Language, Preload: req.Preload}
-		for _, warm := range s.supervisor.Warm(w.Key()) {
-			s.parked.mu.Lock()
-			if sp := s.parked.of[warm.Record.ID]; sp != nil && sp.guest != nil {
+		warm := s.supervisor.Warm(w.Key())
+		s.parked.mu.Lock()
+		for i := range warm {
+			if sp := s.parked.of[warm[i].Record.ID]; sp != nil && sp.guest != nil {
 				show.Ready++
 			}
-			s.parked.mu.Unlock()
 		}
-		s.parked.mu.Lock()
 		show.Hits = s.parked.hits[w.Key()]
 		if show.Ready < states[i].Ready {
 			show.Error = s.parked.errs[w.Key()]

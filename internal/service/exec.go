@@ -149,7 +149,6 @@ func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.E
 	}
 	spec := cmp.Or(req.User, rec.User)
 	oom := s.watchOOM(ctx, rec)
-	defer s.execs.starting(rec.ID)()
 	ge, err := client.Exec(ctx, r)
 	if r.User != "" && refused(err, unix.EINVAL) {
 		// An init of an earlier version, which has outlived its daemon, knows no users.
