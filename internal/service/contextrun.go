@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/interpreter"
 	"github.com/sandboxd/sandboxd/interpreter/resident"
@@ -793,7 +794,7 @@ func (o *runEvents) output(stream int, p []byte) error {
 	if h := o.held[stream]; len(h) > 0 {
 		p = append(h, p...)
 	}
-	whole := len(p) - splitTail(p)
+	whole := len(p) - output.Tail(p)
 	o.held[stream] = bytes.Clone(p[whole:])
 	return o.text(stream, p[:whole])
 }
@@ -802,7 +803,7 @@ func (o *runEvents) text(stream int, p []byte) error {
 	if len(p) == 0 {
 		return nil
 	}
-	as := outputEvent("", p)
+	as := output.Event("", p)
 	return o.send(api.CodeEvent{Type: [...]api.CodeEventType{api.CodeStdout, api.CodeStderr}[stream], Text: as.Text, Data: as.Data})
 }
 

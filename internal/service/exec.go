@@ -1,7 +1,6 @@
 package service
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -10,13 +9,13 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -384,26 +383,26 @@ func (s *API) ExecBuffered(ctx context.Context, ref string, req api.ExecRequest)
 	}
 	defer x.Close()
 	limit := int(cmp.Or(req.OutputLimit, defaultOutputLimit))
-	stdout, stderr := head{limit: limit}, head{limit: limit}
+	stdout, stderr := output.Head{Limit: limit}, output.Head{Limit: limit}
 	exit, usage, err := x.Stream(ctx, x.keepIn(&stdout, &stderr))
 	if err != nil {
 		return nil, err
 	}
-	res := &api.ExecResult{Exit: exit, Usage: usage, Truncated: stdout.truncated || stderr.truncated}
-	res.Stdout, res.StdoutBytes = stdout.result()
-	res.Stderr, res.StderrBytes = stderr.result()
+	res := &api.ExecResult{Exit: exit, Usage: usage, Truncated: stdout.Truncated || stderr.Truncated}
+	res.Stdout, res.StdoutBytes = stdout.Result()
+	res.Stderr, res.StderrBytes = stderr.Result()
 	return res, nil
 }
 
 // keepIn returns a sink that keeps the beginning of each stream, and slows a program whose output
 // exceeds the limit.
-func (x *Execution) keepIn(stdout, stderr *head) func(stream string, p []byte) error {
+func (x *Execution) keepIn(stdout, stderr *output.Head) func(stream string, p []byte) error {
 	return func(stream string, p []byte) error {
 		to := stdout
 		if stream == "stderr" {
 			to = stderr
 		}
-		to.writePaced(p, x.guest.Over())
+		to.WritePaced(p, x.guest.Over())
 		return nil
 	}
 }
@@ -428,64 +427,12 @@ func (x *Execution) streamEvents(ctx context.Context, emit func(api.ExecEvent) e
 	if err := emit(api.ExecEvent{PID: x.PID, Exec: x.record.ID}); err != nil {
 		return last, err
 	}
-	var chars characters
-	exit, usage, err := x.Stream(ctx, chars.whole(func(stream string, p []byte) error { return emit(outputEvent(stream, p)) }))
+	var chars output.Characters
+	exit, usage, err := x.Stream(ctx, chars.Whole(func(stream string, p []byte) error { return emit(output.Event(stream, p)) }))
 	if err == nil {
-		err = chars.rest(func(stream string, p []byte) error { return emit(outputEvent(stream, p)) })
+		err = chars.Rest(func(stream string, p []byte) error { return emit(output.Event(stream, p)) })
 	}
 	return api.ExecEvent{Exit: &exit, Usage: &usage}, err
-}
-
-// characters cuts output between characters: of each stream it holds the beginning of one.
-type characters struct{ held map[string][]byte }
-
-// whole returns a sink that passes whole characters on to another one.
-func (c *characters) whole(sink func(stream string, p []byte) error) func(stream string, p []byte) error {
-	c.held = map[string][]byte{}
-	return func(stream string, p []byte) error {
-		if h := c.held[stream]; len(h) > 0 {
-			p = append(h, p...)
-		}
-		whole := len(p) - splitTail(p)
-		c.held[stream] = bytes.Clone(p[whole:])
-		if whole == 0 {
-			return nil
-		}
-		return sink(stream, p[:whole])
-	}
-}
-
-// rest passes on what is held at the end of the output.
-func (c *characters) rest(sink func(stream string, p []byte) error) error {
-	for _, stream := range []string{"stdout", "stderr"} {
-		if h := c.held[stream]; len(h) > 0 {
-			if err := sink(stream, h); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// splitTail returns the number of bytes at the end of p that begin an incomplete character: 0 to 3.
-func splitTail(p []byte) int {
-	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
-		if tail := p[len(p)-n:]; utf8.RuneStart(tail[0]) {
-			if utf8.FullRune(tail) {
-				return 0
-			}
-			return n
-		}
-	}
-	return 0
-}
-
-// outputEvent returns an event with bytes as text where they are text.
-func outputEvent(stream string, p []byte) api.ExecEvent {
-	if utf8.Valid(p) {
-		return api.ExecEvent{Stream: stream, Text: string(p)}
-	}
-	return api.ExecEvent{Stream: stream, Data: bytes.Clone(p)}
 }
 
 // Run makes a sandbox, runs one program in it and deletes it, whatever happened in between. With a
@@ -532,43 +479,6 @@ func (s *API) Run(ctx context.Context, req api.RunRequest, emit func(api.ExecEve
 		return nil, err
 	}
 	return nil, emit(last)
-}
-
-// head keeps the first bytes of a stream.
-type head struct {
-	limit     int
-	buf       []byte
-	truncated bool
-	pace      host.Pace // of output beyond the limit
-}
-
-func (h *head) write(p []byte) {
-	if room := h.limit - len(h.buf); len(p) > room {
-		p = p[:room]
-		h.truncated = true
-	}
-	h.buf = append(h.buf, p...)
-}
-
-// writePaced writes, and waits if that exceeds the limit, so that a flood is read slowly.
-func (h *head) writePaced(p []byte, over <-chan struct{}) {
-	if h.write(p); h.truncated {
-		h.pace.Wait(over, 1)
-	}
-}
-
-// result is the text, and the exact bytes where the text is not the same.
-func (h *head) result() (string, []byte) {
-	if utf8.Valid(h.buf) {
-		return string(h.buf), nil
-	}
-	if h.truncated {
-		// A character that the limit cut in two is dropped whole.
-		if cut := h.buf[:len(h.buf)-splitTail(h.buf)]; utf8.Valid(cut) {
-			return string(cut), nil
-		}
-	}
-	return strings.ToValidUTF8(string(h.buf), "\uFFFD"), h.buf
 }
 
 // oomWatch compares the number of out-of-memory kills before and after an exec.

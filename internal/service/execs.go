@@ -25,6 +25,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/memfd"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/execlog"
+	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -1013,13 +1014,13 @@ func (x *Detached) attach(ctx context.Context, from int64, text bool, buf []byte
 		if c.Over {
 			break
 		}
-		if tail := splitTail(c.Data); text && !c.Whole && tail > 0 {
+		if tail := output.Tail(c.Data); text && !c.Whole && tail > 0 {
 			// A character whose rest is not there yet. If there is more than what buf takes, the next chunk
 			// begins with it.
 			c.Data = c.Data[:len(c.Data)-tail]
 		}
 		if len(c.Data) > 0 {
-			e := outputEvent(c.Stream, c.Data)
+			e := output.Event(c.Stream, c.Data)
 			if !text {
 				e = api.ExecEvent{Stream: c.Stream, Data: c.Data}
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -289,8 +290,8 @@ func (s *core) runProbe(ctx context.Context, lease *runtime.Lease, req api.ExecR
 	x := &Execution{program: p}
 	x.published.Do(func() {})
 	defer x.Close()
-	out := head{limit: healthOutput}
+	out := output.Head{Limit: healthOutput}
 	exit, _, err := x.Stream(ctx, x.keepIn(&out, &out))
-	text, _ := out.result()
+	text, _ := out.Result()
 	return exit, text, err
 }
