@@ -55,15 +55,15 @@ func (s *core) removeAtEnd(rec *runtime.Record) {
 		return
 	}
 	id := rec.ID
-	s.execs.spawn(func() {
+	s.work.Go(func() {
 		for {
-			rec, err := s.awaitEnd(s.execs.ctx, id)
+			rec, err := s.awaitEnd(s.work.Context(), id)
 			if err != nil {
 				return // deleted, or the daemon stops
 			}
 			s.finals.keep(&rec)
 			s.awaitReaders(id)
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(s.execs.ctx), closeTimeout)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(s.work.Context()), closeTimeout)
 			_, err = s.removeEnded(ctx, []runtime.Record{rec}, 0)
 			cancel()
 			if err != nil {

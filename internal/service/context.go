@@ -17,6 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/execlog"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/interpreter"
 	"github.com/sandboxd/sandboxd/interpreter/resident"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -258,12 +259,12 @@ func (s *API) CreateContext(ctx context.Context, ref string, req api.CreateConte
 		return api.Context{}, err
 	}
 	defer lease.End()
-	ctx, cancel := withGone(ctx, lease)
+	ctx, cancel := guests.WithGone(ctx, lease)
 	defer cancel()
 	if err := c.open(ctx, &rec); err != nil {
 		s.removeContext(ctx, c)
-		if errors.Is(context.Cause(ctx), errEnded) {
-			return api.Context{}, s.ended(lease)
+		if errors.Is(context.Cause(ctx), guests.ErrEnded) {
+			return api.Context{}, s.guests.Ended(lease)
 		}
 		return api.Context{}, err
 	}
@@ -457,7 +458,7 @@ func (c *codeContext) end(ctx context.Context) {
 	}
 	select {
 	case <-x.over():
-	case <-c.s.execs.ctx.Done(): // the daemon stops, and its collectors with it
+	case <-c.s.work.Context().Done(): // the daemon stops, and its collectors with it
 	case <-ctx.Done():
 		c.s.log.Warn("the process of a context has not ended", "id", c.Sandbox, "context", c.ID, "exec", x.record.ID)
 	}
@@ -486,7 +487,7 @@ func (c *codeContext) arm() {
 		c.expiry.Stop()
 	}
 	c.expiry = time.AfterFunc(time.Until(time.Unix(0, c.place.Used).Add(idle)), func() {
-		c.s.execs.spawn(func() {
+		c.s.work.Go(func() {
 			select {
 			case c.turn <- struct{}{}:
 			default:
@@ -496,7 +497,7 @@ func (c *codeContext) arm() {
 			due := time.Since(time.Unix(0, c.place.Used)) >= idle && c.queued == 0
 			c.mu.Unlock()
 			if due {
-				c.s.removeContext(c.s.execs.ctx, c)
+				c.s.removeContext(c.s.work.Context(), c)
 			}
 			<-c.turn
 		})
@@ -602,7 +603,7 @@ func (s *API) RestartContext(ctx context.Context, ref, id string) (api.Context, 
 		return api.Context{}, err
 	}
 	defer lease.End()
-	ctx, cancel := withGone(ctx, lease)
+	ctx, cancel := guests.WithGone(ctx, lease)
 	defer cancel()
 	if c.blame("a restart was requested") {
 		c.end(ctx)
@@ -612,8 +613,8 @@ func (s *API) RestartContext(ctx context.Context, ref, id string) (api.Context, 
 	}
 	defer c.release()
 	if err := c.restart(ctx); err != nil {
-		if errors.Is(context.Cause(ctx), errEnded) {
-			return api.Context{}, s.ended(lease)
+		if errors.Is(context.Cause(ctx), guests.ErrEnded) {
+			return api.Context{}, s.guests.Ended(lease)
 		}
 		return api.Context{}, err
 	}
@@ -699,7 +700,7 @@ func (s *core) adoptContext(x *Detached) error {
 		if other.x.record.StartedAt.After(x.record.StartedAt) {
 			return errUnfinished
 		}
-		s.execs.spawn(func() { s.endReplaced(other.x) })
+		s.work.Go(func() { s.endReplaced(other.x) })
 	}
 	s.contexts.set(c)
 	return nil
@@ -715,8 +716,8 @@ func (s *core) endReplaced(x *Detached) {
 	}
 	select {
 	case <-x.over():
-		s.forget(s.execs.ctx, x)
-	case <-s.execs.ctx.Done():
+		s.forget(s.work.Context(), x)
+	case <-s.work.Context().Done():
 	}
 }
 
@@ -737,7 +738,7 @@ func (s *core) resumeContexts() {
 					c.send(run, "it did not end after an interrupt")
 				}
 				c.turn <- struct{}{} // it was just made
-				if !s.execs.spawn(func() {
+				if !s.work.Go(func() {
 					// A lease: a sandbox in which code runs is used.
 					if lease, err := s.supervisor.Rejoin(c.Sandbox); err == nil {
 						defer lease.End()

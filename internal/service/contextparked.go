@@ -15,6 +15,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/interpreter/resident"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -424,7 +425,7 @@ func (s *core) continueParked(ctx context.Context, lease *runtime.Lease, req api
 		lease.End()
 		return nil, errors.New("the interpreter that waited has ended")
 	}
-	c := guestOf(lease)
+	c := guests.Of(lease)
 	sp.client.Held, sp.client.Load = c.Held, c.Load
 	oom := s.watchOOM(ctx, &lease.Record)
 	oom.wait()

@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/interpreter"
@@ -327,7 +328,7 @@ func (c *codeContext) signal(run *contextRun) {
 	c.place.Interrupts++
 	// Without the lock: init of a sandbox that is paused does not read. A signal that comes late is
 	// counted, and the kernel passes over it.
-	if !c.s.execs.spawn(func() {
+	if !c.s.work.Go(func() {
 		err := x.Signal(api.ExecSignal{Signal: "SIGINT"}) // fails if init is lost, which ends the sandbox, or the daemon stops
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -352,7 +353,7 @@ func (c *codeContext) send(run *contextRun, why string) {
 	}
 	run.grace = time.AfterFunc(cmp.Or(c.s.opts.InterruptGrace, defaultInterruptGrace), func() {
 		c.mu.Lock()
-		due := c.run == run && c.x == x && c.s.execs.ctx.Err() == nil // else the next daemon's
+		due := c.run == run && c.x == x && c.s.work.Context().Err() == nil // else the next daemon's
 		if due {
 			run.killed = cmp.Or(run.killed, why)
 		}
@@ -393,7 +394,7 @@ func (c *codeContext) used() {
 // reading: a run that waits for ever for room never ends. The caller has the turn.
 func (c *codeContext) drain(run *contextRun) {
 	defer c.release()
-	ctx := c.s.execs.ctx
+	ctx := c.s.work.Context()
 	said, err := c.read(ctx, skipRun(c.number()))
 	if err != nil && ctx.Err() != nil {
 		return // the next daemon goes on
@@ -521,7 +522,7 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 		return err
 	}
 	defer lease.End()
-	ctx, cancel := withGone(ctx, lease)
+	ctx, cancel := guests.WithGone(ctx, lease)
 	defer cancel()
 	hold.of = share.Owner{Tenant: lease.Record.Tenant, ID: c.Sandbox}
 	judged := judgedRun{sandbox: c.Sandbox, lang: lang, context: c.ID, user: c.Request.User}
@@ -546,8 +547,8 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 			return emit(e)
 		})
 	}
-	if err != nil && errors.Is(context.Cause(ctx), errEnded) {
-		return s.ended(lease)
+	if err != nil && errors.Is(context.Cause(ctx), guests.ErrEnded) {
+		return s.guests.Ended(lease)
 	}
 	return err
 }
@@ -572,7 +573,7 @@ func (s *API) installInContext(ctx context.Context, lease *runtime.Lease, c *cod
 	if req.Timeout > 0 {
 		r.due = time.Now().Add(time.Duration(req.Timeout * float64(time.Second)))
 	}
-	if err := r.install(ctx, guestOf(lease), lease); err != nil {
+	if err := r.install(ctx, guests.Of(lease), lease); err != nil {
 		return err
 	}
 	if req.Timeout > 0 {
@@ -690,7 +691,7 @@ func (c *codeContext) resend() bool {
 	c.writePlace()
 	x, request := c.x, resident.Request{Run: c.place.Run, Interrupts: int(c.place.Interrupts)}
 	c.mu.Unlock()
-	ctx := c.s.execs.ctx
+	ctx := c.s.work.Context()
 	line, err := c.kernel.Encode(&request)
 	if err == nil {
 		err = x.Input(ctx, bytes.NewReader(line), false)
@@ -707,10 +708,10 @@ func (c *codeContext) resend() bool {
 // leave lets the run of a client that has left end in another goroutine. It reports whether that
 // gives the turn back.
 func (c *codeContext) leave(run *contextRun) bool {
-	if c.s.execs.ctx.Err() == nil { // else the client has left because the daemon stops
+	if c.s.work.Context().Err() == nil { // else the client has left because the daemon stops
 		c.interrupt(run, "it did not end after its client had left and an interrupt")
 	}
-	return c.s.execs.spawn(func() { // else the next daemon goes on with the run
+	return c.s.work.Go(func() { // else the next daemon goes on with the run
 		// A lease: a sandbox in which code runs is used.
 		if lease, err := c.s.supervisor.Rejoin(c.Sandbox); err == nil {
 			defer lease.End()

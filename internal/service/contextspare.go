@@ -79,8 +79,8 @@ func (s *core) refillSpare(sandbox string, req api.CreateContext) {
 		return
 	}
 	sp := &spare{req: req}
-	sp.ctx, sp.cancel = context.WithCancel(s.execs.ctx)
-	if !s.execs.spawn(func() { s.keepSpare(sandbox, sp) }) {
+	sp.ctx, sp.cancel = context.WithCancel(s.work.Context())
+	if !s.work.Go(func() { s.keepSpare(sandbox, sp) }) {
 		sp.cancel()
 		return
 	}
@@ -142,7 +142,7 @@ func (s *core) forgetSpare(sandbox string, sp *spare) {
 	c := sp.c
 	sp.c = nil
 	s.contexts.mu.Unlock()
-	if c != nil && s.execs.ctx.Err() == nil { // else the next daemon ends it
-		s.removeContext(s.execs.ctx, c)
+	if c != nil && s.work.Context().Err() == nil { // else the next daemon ends it
+		s.removeContext(s.work.Context(), c)
 	}
 }

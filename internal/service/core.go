@@ -43,10 +43,13 @@ import (
 	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/events"
+	"github.com/sandboxd/sandboxd/internal/service/execlog"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/internal/service/mainlog"
 	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/internal/service/pool"
 	"github.com/sandboxd/sandboxd/internal/service/share"
+	"github.com/sandboxd/sandboxd/internal/service/work"
 	"github.com/sandboxd/sandboxd/internal/volume"
 	"github.com/sandboxd/sandboxd/interpreter/codepolicy"
 	"github.com/sandboxd/sandboxd/netns/policy"
@@ -219,7 +222,10 @@ type core struct {
 	toolchains toolchains
 	checks     tenantTurns // large checks of code
 	restarts   restarts
+	monitored  monitored
 	finals     finals
+	work       *work.Group // goroutines that outlive the requests that start them
+	guests     guests.Guests
 	logs       *mainlog.Store
 	pools      *pool.Pools
 	parked     *parkedSpares
@@ -249,6 +255,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
 		results: resultsQuota(),
 	}
+	s.work = work.New(context.WithoutCancel(ctx))
 	s.retention.Store(&opts.RetentionLimits)
 	s.caches.dir = filepath.Join(opts.DataDir, "build-caches")
 	s.disk.reserve, s.disk.closing = opts.DiskReserve, make(chan struct{})
@@ -302,7 +309,8 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		Dir: filepath.Join(opts.DataDir, "logs"), FileSize: opts.LogSize, Files: opts.LogFiles, Limit: opts.LogLimit, Log: s.log, Tenant: s.tenantOf,
 	})
 	s.sweepLogs()
-	s.execs = newExecs(context.WithoutCancel(ctx))
+	s.guests = guests.Guests{Supervisor: s.supervisor, Log: s.log}
+	s.execs = newExecs(s.work)
 	s.adoptExecs(ctx)
 	s.adoptNetworks()
 	// Images may be removed from here on: running sandboxes have been adopted, so their images are
@@ -408,7 +416,8 @@ func (s *Service) StopAll(ctx context.Context) error {
 // request may be under way.
 func (s *Service) Close(ctx context.Context, keep bool) error {
 	s.core.restarts.stop()
-	s.core.execs.stop()
+	s.core.work.Stop(execlog.ErrHanded)
+	s.core.execs.close()
 	s.core.disk.stop()
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()

@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -134,15 +135,15 @@ func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.E
 			lease.End()
 		}
 	}()
-	ctx, cancel := withGone(ctx, lease)
+	ctx, cancel := guests.WithGone(ctx, lease)
 	defer cancel()
 	defer func() {
-		if err != nil && errors.Is(err, errEnded) {
-			err = s.ended(lease)
+		if err != nil && errors.Is(err, guests.ErrEnded) {
+			err = s.guests.Ended(lease)
 		}
 	}()
 	rec := &lease.Record
-	client := guestOf(lease)
+	client := guests.Of(lease)
 	if r, err = fullRequest(ctx, rec, &req, r, client); err != nil {
 		return nil, err
 	}
@@ -161,7 +162,7 @@ func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.E
 	}
 	if err != nil {
 		oom.wait()
-		return nil, s.gone(ctx, lease, userError(rec, spec, execError(req.Argv[0], r.Cwd, err)))
+		return nil, s.guests.Lost(ctx, lease, userError(rec, spec, execError(req.Argv[0], r.Cwd, err)))
 	}
 	oom.wait()
 	return s.program(lease, req, ge, oom), nil
@@ -346,14 +347,14 @@ func (x *Execution) Await(ctx context.Context) (api.Exit, api.Usage, error) {
 
 // end returns the exit that wait returns, as the API shows it.
 func (x *Execution) end(ctx context.Context, wait func(context.Context) (host.ExecExit, error)) (api.Exit, api.Usage, error) {
-	ctx, cancel := withGone(ctx, x.lease)
+	ctx, cancel := guests.WithGone(ctx, x.lease)
 	defer cancel()
 	exit, err := wait(ctx)
 	switch {
-	case errors.Is(err, errEnded):
-		return api.Exit{}, api.Usage{}, x.s.ended(x.lease)
+	case errors.Is(err, guests.ErrEnded):
+		return api.Exit{}, api.Usage{}, x.s.guests.Ended(x.lease)
 	case err != nil:
-		return api.Exit{}, api.Usage{}, x.s.gone(ctx, x.lease, err)
+		return api.Exit{}, api.Usage{}, x.s.guests.Lost(ctx, x.lease, err)
 	}
 	e := exitOf(exit, x.oom.struck(ctx))
 	// Here, so that the event is there when the client reads the exit.

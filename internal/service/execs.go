@@ -25,7 +25,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/memfd"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/execlog"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/internal/service/output"
+	"github.com/sandboxd/sandboxd/internal/service/work"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -41,15 +43,12 @@ const (
 // execs is the registry of the execs of all sandboxes: running ones and, of the detached ones,
 // those that ended recently.
 type execs struct {
-	ctx    context.Context //nolint:containedctx // of the collectors, which outlive the requests that start them
-	cancel context.CancelCauseFunc
-	work   sync.WaitGroup // of the collectors and of timers that forget old execs
+	work *work.Group // has the collectors, and timers that forget old execs
 
 	adopting chan struct{} // semaphore of one that serializes adoption; waiters honour their context
 	adopted  atomic.Bool   // set when the execs of the last daemon are adopted
 
 	mu     sync.Mutex
-	closed bool
 	count  int                        // of detached ones
 	counts map[string]int             // the same by the sandbox's id, without those that have none
 	kept   int64                      // the sum of their kept
@@ -59,18 +58,13 @@ type execs struct {
 	starts map[string]int             // under way, by the sandbox's id
 	begun  chan struct{}              // closed and replaced when one of them has ended
 
-	// checked has the sandboxes whose health is checked, and channels that are closed when they
-	// cease to run.
-	checked map[string]<-chan struct{}
-
 	prepared map[string]map[string]*prepared // by the sandbox's id and the exec's
 	upcoming map[upcomingKey][]*Upcoming
 }
 
-func newExecs(ctx context.Context) *execs {
-	e := &execs{adopting: make(chan struct{}, 1), of: make(map[string]map[string]Exec), counts: make(map[string]int), keptOf: make(map[string]int64), mains: make(map[string]mainOf), checked: make(map[string]<-chan struct{})}
+func newExecs(w *work.Group) *execs {
+	e := &execs{work: w, adopting: make(chan struct{}, 1), of: make(map[string]map[string]Exec), counts: make(map[string]int), keptOf: make(map[string]int64), mains: make(map[string]mainOf)}
 	e.starts, e.begun = make(map[string]int), make(chan struct{})
-	e.ctx, e.cancel = context.WithCancelCause(ctx)
 	return e
 }
 
@@ -190,11 +184,11 @@ func (e *execs) use(q quota) (n int, kept int64) {
 // reserve counts a detached exec, which register or release follows, and returns finished ones that
 // must make room for it.
 func (e *execs) reserve(sandbox string, size int64, q quota) (room []*Detached, err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
+	if e.work.Closed() {
 		return nil, class.ErrStopping
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	running, mine := 0, 0
 	var finished []*Detached
 	for id, of := range e.of {
@@ -271,23 +265,9 @@ func (e *execs) release(sandbox string, size int64) {
 	e.add(sandbox, -1, -size)
 }
 
-// spawn starts f, for which stop waits; false once stop has begun.
-func (e *execs) spawn(f func()) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if !e.closed {
-		e.work.Go(f)
-	}
-	return !e.closed
-}
-
-// stop leaves what runs to the next daemon.
-func (e *execs) stop() {
-	e.mu.Lock()
-	e.closed = true
-	e.mu.Unlock()
-	e.cancel(execlog.ErrHanded)
-	e.work.Wait()
+// close closes the descriptors of execs that have ended, when no collector runs any more. Those
+// that run are the next daemon's.
+func (e *execs) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, of := range e.of {
@@ -693,7 +673,7 @@ func (s *core) dropDescriptors(ctx context.Context, sandbox, id string) {
 // collect takes a detached program's output until its exit and records that. If the daemon stops
 // before, everything is left to the next one.
 func (x *Detached) collect() {
-	ctx := x.s.execs.ctx
+	ctx := x.s.work.Context()
 	stop := context.AfterFunc(ctx, x.log.Hand) // the output may wait for a log or a reader that has stopped
 	defer stop()
 	if x.lease != nil { // how a sandbox has ended does not wait for a reader that has stopped
@@ -718,7 +698,7 @@ func (x *Detached) collect() {
 	case x.lease == nil && errors.Is(err, host.ErrLost):
 		rec.State, rec.Failure = api.ExecLost, &Failure{Class: failedGone, Message: "the sandbox ended while no daemon was running"}
 	case errors.Is(err, host.ErrLost):
-		rec.State, rec.Failure = api.ExecLost, failureOf(x.s.gone(ctx, x.lease, err))
+		rec.State, rec.Failure = api.ExecLost, failureOf(x.s.guests.Lost(ctx, x.lease, err))
 	default:
 		_ = x.guest.Kill() // closing the connection, below, does so too
 		rec.State, rec.Failure = api.ExecLost, failureOf(fmt.Errorf("keep the exec's output: %w", err))
@@ -791,7 +771,7 @@ func (x *Detached) retire(ctx context.Context) {
 		return // forgotten concurrently; from here on forget stops the timer
 	}
 	x.expiry = time.AfterFunc(time.Until(x.record.EndedAt.Add(keepFinished)), func() {
-		s.execs.spawn(func() { s.forget(ctx, x) })
+		s.work.Go(func() { s.forget(ctx, x) })
 	})
 }
 
@@ -851,7 +831,7 @@ func (s *core) forgetSandbox(ctx context.Context, id string) {
 		select {
 		case <-x.over():
 			s.forget(ctx, x)
-		case <-s.execs.ctx.Done(): // the daemon stops, and the next one finds no such sandbox
+		case <-s.work.Context().Done(): // the daemon stops, and the next one finds no such sandbox
 			return
 		case <-ctx.Done():
 			s.log.Warn("an exec of a deleted sandbox has not ended", "id", id, "exec", x.record.ID)
@@ -880,7 +860,7 @@ func (s *API) DeleteExec(ctx context.Context, ref, id string) error {
 	}
 	if !p.ended() {
 		if err := p.guest.Kill(); err != nil && p.lease != nil {
-			return s.gone(ctx, p.lease, err)
+			return s.guests.Lost(ctx, p.lease, err)
 		}
 	}
 	select {
@@ -1064,14 +1044,14 @@ func (s *API) Processes(ctx context.Context, ref string) (api.ProcessList, error
 		return api.ProcessList{}, err
 	}
 	defer lease.End()
-	ctx, cancel := withGone(ctx, lease)
+	ctx, cancel := guests.WithGone(ctx, lease)
 	defer cancel()
-	found, err := guestOf(lease).Processes(ctx)
+	found, err := guests.Of(lease).Processes(ctx)
 	switch {
-	case errors.Is(err, errEnded):
-		return api.ProcessList{}, s.ended(lease)
+	case errors.Is(err, guests.ErrEnded):
+		return api.ProcessList{}, s.guests.Ended(lease)
 	case err != nil:
-		return api.ProcessList{}, s.gone(ctx, lease, err)
+		return api.ProcessList{}, s.guests.Lost(ctx, lease, err)
 	}
 	from := map[int]string{}
 	s.execs.mu.Lock()
@@ -1110,13 +1090,13 @@ func (s *core) adoptExecs(ctx context.Context) {
 		return
 	}
 	s.log.Warn("detached execs are not adopted yet, trying again", "error", err)
-	s.execs.spawn(func() { //nolint:contextcheck // see above
+	s.work.Go(func() { //nolint:contextcheck // see above
 		tick := time.NewTicker(adoptRetry)
 		defer tick.Stop()
-		for s.adoption(s.execs.ctx) != nil {
+		for s.adoption(s.work.Context()) != nil {
 			select {
 			case <-tick.C:
-			case <-s.execs.ctx.Done():
+			case <-s.work.Context().Done():
 				return
 			}
 		}
@@ -1235,7 +1215,7 @@ func (s *core) adoptExec(d runtime.DescriptorSet) (err error) {
 		}
 		s.adoptRecord(x)
 		x.conclude(end)
-		s.execs.spawn(func() { x.finish(s.execs.ctx) })
+		s.work.Go(func() { x.finish(s.work.Context()) })
 		return nil
 	}
 	k := host.Kept{Conn: files[2], Stdout: files[3]}
@@ -1262,7 +1242,7 @@ func (s *core) adoptExec(d runtime.DescriptorSet) (err error) {
 		lease.End() // it has been started again, and its new init is not to blame for what became of the old one's execs
 	default:
 		x.lease = lease
-		client = guestOf(lease)
+		client = guests.Of(lease)
 	}
 	files = nil
 	timeout, err := seconds("timeout", x.req.Timeout)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/execlog"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -31,7 +32,7 @@ const (
 var (
 	ExecError = execError
 	FileError = fileError
-	GuestOf   = guestOf
+	GuestOf   = guests.Of
 	UserError = userError
 )
 
@@ -115,10 +116,10 @@ func (s *Service) ListedExecs(id string) int {
 
 // LoseMain makes the service one that stops before it has started the main process of a sandbox.
 func (s *Service) LoseMain(id string) {
+	s.core.work.Close()
 	e := s.core.execs
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.closed = true
 	delete(e.mains, id)
 }
 

@@ -8,12 +8,14 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -217,6 +219,12 @@ func (m *healthMonitor) run(ctx context.Context, h *api.SandboxHealth) {
 	}
 }
 
+// monitored is the registry of the sandboxes whose health is checked. The zero value is ready.
+type monitored struct {
+	mu   sync.Mutex
+	gone map[string]<-chan struct{} // by the sandbox's id; closed when it ceases to run
+}
+
 // watchHealth begins to check a sandbox that runs or is paused, unless it has no health check or
 // is being checked.
 func (s *core) watchHealth(id string) {
@@ -229,10 +237,13 @@ func (s *core) watchHealth(id string) {
 	if rec.HealthCheck == nil || rec.Health == nil {
 		return
 	}
-	s.execs.mu.Lock()
-	begun := s.execs.checked[id] == lease.Gone
-	s.execs.checked[id] = lease.Gone
-	s.execs.mu.Unlock()
+	s.monitored.mu.Lock()
+	begun := s.monitored.gone[id] == lease.Gone
+	if s.monitored.gone == nil {
+		s.monitored.gone = make(map[string]<-chan struct{})
+	}
+	s.monitored.gone[id] = lease.Gone
+	s.monitored.mu.Unlock()
 	if begun {
 		return
 	}
@@ -245,14 +256,14 @@ func (s *core) watchHealth(id string) {
 			}
 		},
 	}
-	s.execs.spawn(func() {
-		ctx, cancel := withGone(s.execs.ctx, lease)
+	s.work.Go(func() {
+		ctx, cancel := guests.WithGone(s.work.Context(), lease)
 		defer cancel()
 		m.run(ctx, rec.Health)
-		s.execs.mu.Lock()
-		defer s.execs.mu.Unlock()
-		if s.execs.checked[id] == lease.Gone {
-			delete(s.execs.checked, id)
+		s.monitored.mu.Lock()
+		defer s.monitored.mu.Unlock()
+		if s.monitored.gone[id] == lease.Gone {
+			delete(s.monitored.gone, id)
 		}
 	})
 }

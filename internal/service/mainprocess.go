@@ -62,7 +62,7 @@ func (s *core) follow(x *Detached) bool {
 	if x.main != nil {
 		s.keepLog(x)
 	}
-	return s.execs.spawn(x.collect)
+	return s.work.Go(x.collect)
 }
 
 // create makes a sandbox and starts its main process, if it has one.
@@ -199,8 +199,8 @@ func (s *core) startMissing() {
 		if !wantsMain(&rec) {
 			continue
 		}
-		s.execs.spawn(func() {
-			if err := s.startAgain(s.execs.ctx, &rec); err != nil && !errors.Is(err, class.ErrStopping) {
+		s.work.Go(func() {
+			if err := s.startAgain(s.work.Context(), &rec); err != nil && !errors.Is(err, class.ErrStopping) {
 				s.log.Warn("a main process that should run could not be started", "id", rec.ID, "error", err)
 				s.considerRestart(rec.ID, false)
 			}
@@ -245,10 +245,10 @@ func (s *core) keepLog(x *Detached) {
 		select {
 		case <-turn:
 			s.writeLog(x)
-		case <-s.execs.ctx.Done():
+		case <-s.work.Context().Done():
 		}
 	}
-	if !s.execs.spawn(write) {
+	if !s.work.Go(write) {
 		done()
 		close(x.main.logged)
 	}
@@ -257,7 +257,7 @@ func (s *core) keepLog(x *Detached) {
 func (s *core) writeLog(x *Detached) {
 	log := s.log.With("id", x.record.Sandbox, "exec", x.record.ID)
 	defer func() {
-		if s.execs.ctx.Err() == nil { // else the next daemon continues with the output that is still in memory
+		if s.work.Context().Err() == nil { // else the next daemon continues with the output that is still in memory
 			x.log.Saved(1 << 62) // whatever has happened, the process does not wait for us when we are gone
 		}
 	}()
@@ -273,7 +273,7 @@ func (s *core) writeLog(x *Detached) {
 	x.log.Saved(w.Next())
 	failing := false
 	var pace host.Pace
-	err = x.attach(s.execs.ctx, w.Next(), true, make([]byte, mainlog.Piece), func(e api.ExecEvent) error {
+	err = x.attach(s.work.Context(), w.Next(), true, make([]byte, mainlog.Piece), func(e api.ExecEvent) error {
 		if e.Stream == "" {
 			return nil
 		}
@@ -290,7 +290,7 @@ func (s *core) writeLog(x *Detached) {
 		}
 		return nil
 	})
-	if _, lost := errors.AsType[*Failure](err); err != nil && !lost && s.execs.ctx.Err() == nil {
+	if _, lost := errors.AsType[*Failure](err); err != nil && !lost && s.work.Context().Err() == nil {
 		log.Error("the log of a main process breaks off", "error", err)
 	}
 }
@@ -354,7 +354,7 @@ func (s *core) awaitReport(ctx context.Context, id string) error {
 	select {
 	case <-x.main.reported:
 		return nil
-	case <-s.execs.ctx.Done():
+	case <-s.work.Context().Done():
 		return class.ErrStopping
 	case <-ctx.Done():
 		return context.Cause(ctx)

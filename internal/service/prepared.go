@@ -372,7 +372,7 @@ func (s *core) awaitReaders(id string) {
 		case <-changed:
 		case <-timer.C:
 			return
-		case <-s.execs.ctx.Done():
+		case <-s.work.Context().Done():
 			return
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/execlog"
+	"github.com/sandboxd/sandboxd/internal/service/work"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -36,7 +37,7 @@ func isOver(u *Upcoming) bool {
 // An exec that is prepared makes the oldest of its sandbox go, whose clients wait no longer; one
 // that is being started stays.
 func TestPreparedExecsOfASandboxAreBounded(t *testing.T) {
-	e := newExecs(t.Context())
+	e := newExecs(work.New(t.Context()))
 	rec := &runtime.Record{Sandbox: api.Sandbox{ID: "box", Name: "box"}}
 	var all []*prepared
 	for n := range maxPrepared {
@@ -84,7 +85,7 @@ func TestPreparedExecsOfASandboxAreBounded(t *testing.T) {
 // The bytes of a tenant's prepared execs make its own oldest go, and no one else's while all fit.
 // Nothing that a client forgets keeps others from preparing.
 func TestBytesOfPreparedExecsAreBounded(t *testing.T) {
-	e := newExecs(t.Context())
+	e := newExecs(work.New(t.Context()))
 	const part = maxPreparedBytes / 4
 	tenant := quota{own: map[string]bool{"a1": true, "a2": true}, parts: 4}
 	own := quota{own: map[string]bool{"b": true}, parts: 1}
@@ -144,7 +145,7 @@ func TestBytesOfPreparedExecsAreBounded(t *testing.T) {
 // Of a client that gives up while its program starts nothing stays, whichever is first; and one
 // that stays has the program.
 func TestClientsThatGiveUpDuringAStart(t *testing.T) {
-	e := newExecs(t.Context())
+	e := newExecs(work.New(t.Context()))
 	rec := &runtime.Record{Sandbox: api.Sandbox{ID: "box", Command: []string{"true"}}}
 	for range 200 {
 		log, err := execlog.New(1<<20, false)
@@ -186,7 +187,7 @@ func TestClientsThatGiveUpDuringAStart(t *testing.T) {
 
 // A wait ends with its context, with the sandbox, and with a start that fails, and leaves nothing.
 func TestWaitsForAStartEnd(t *testing.T) {
-	e := newExecs(t.Context())
+	e := newExecs(work.New(t.Context()))
 	rec := &runtime.Record{Sandbox: api.Sandbox{ID: "box"}}
 	await := func(exec string) *Upcoming {
 		t.Helper()
@@ -230,11 +231,12 @@ func TestRemovalWaitsForReaders(t *testing.T) {
 		"that have read all": {func(_ *core, _ *execlog.Log, h *execlog.Hold) { h.Release() }, time.Second},
 		"that were let go":   {func(_ *core, log *execlog.Log, _ *execlog.Hold) { log.ReleaseHolds() }, time.Second},
 		"that have stopped":  {func(_ *core, log *execlog.Log, h *execlog.Hold) { h.Taken(1); log.Finish() }, stepTimeout},
-		"of a daemon before": {func(s *core, _ *execlog.Log, _ *execlog.Hold) { s.execs.cancel(execlog.ErrHanded) }, time.Second},
+		"of a daemon before": {func(s *core, _ *execlog.Log, _ *execlog.Hold) { s.work.Stop(execlog.ErrHanded) }, time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := &core{execs: newExecs(t.Context())}
+				w := work.New(t.Context())
+				s := &core{work: w, execs: newExecs(w)}
 				log, err := execlog.New(1<<20, false)
 				if err != nil {
 					t.Fatal(err)

@@ -15,13 +15,14 @@ import (
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/execlog"
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
+	"github.com/sandboxd/sandboxd/internal/service/work"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // What other sandboxes have of execs keeps none from its first one, which is its main process where
 // it has one.
 func TestEverySandboxHasRoomForOneExec(t *testing.T) {
-	e := newExecs(t.Context())
+	e := newExecs(work.New(t.Context()))
 	enter := func(sandbox string, i int, size int64, ended bool) {
 		t.Helper()
 		room, err := e.reserve(sandbox, size, quota{parts: 1})
@@ -91,7 +92,8 @@ func (s *core) ending(t *testing.T) *Detached {
 
 // A client that sees the end of an exec can start the next one: there is room.
 func TestExecThatIsToldToHaveEndedMakesRoom(t *testing.T) {
-	s := &core{execs: newExecs(t.Context())}
+	w := work.New(t.Context())
+	s := &core{work: w, execs: newExecs(w)}
 	for range 300 {
 		x := s.ending(t)
 		early := make(chan bool)
@@ -112,7 +114,8 @@ func TestExecThatIsToldToHaveEndedMakesRoom(t *testing.T) {
 // An exec is forgotten while its end is being stored. Nothing of it is left afterwards.
 func TestExecThatIsForgottenWhileItIsStored(t *testing.T) {
 	held := servicetest.NewDescriptorStore(t)
-	s := &core{descriptors: held, execs: newExecs(t.Context())}
+	w := work.New(t.Context())
+	s := &core{descriptors: held, work: w, execs: newExecs(w)}
 	x := s.ending(t)
 	x.conclude(ExecRecord{Exec: api.Exec{State: api.ExecExited}})
 	held.Dropped = func() {
@@ -128,7 +131,8 @@ func TestExecThatIsForgottenWhileItIsStored(t *testing.T) {
 
 // A request that starts an exec waits for a slow adoption no longer than its client does.
 func TestAdoptionIsWaitedForNoLongerThanTheClient(t *testing.T) {
-	s := &core{descriptors: servicetest.NewDescriptorStore(t), execs: newExecs(t.Context())}
+	w := work.New(t.Context())
+	s := &core{descriptors: servicetest.NewDescriptorStore(t), work: w, execs: newExecs(w)}
 	s.execs.adopting <- struct{}{} // an adoption is under way, and the launcher does not answer
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -164,7 +168,7 @@ func TestOldRecordsOfLostExecsAreRead(t *testing.T) {
 // Detached execs of one tenant neither take the room of another one's nor are evicted for them, and
 // an error tells of one's own alone.
 func TestDetachedExecsKeepToTheirTenant(t *testing.T) {
-	e := newExecs(t.Context())
+	e := newExecs(work.New(t.Context()))
 	a := quota{own: map[string]bool{"a": true, "a2": true}, parts: runtime.TenantParts}
 	b := quota{own: map[string]bool{"b": true, "b2": true}, parts: runtime.TenantParts}
 	var last []*Detached
@@ -218,7 +222,7 @@ func TestDetachedExecsKeepToTheirTenant(t *testing.T) {
 // which init knows of first, it is waited for.
 func TestExecOfAProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := newExecs(t.Context())
+		e := newExecs(work.New(t.Context()))
 		enter := func(id string, pid int) *Execution {
 			x := &Execution{program: &program{PID: pid, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: id, Sandbox: "box"}}}}
 			e.register(x)
