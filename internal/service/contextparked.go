@@ -367,7 +367,7 @@ func (s *core) startParked(ctx context.Context, pool string, warm *runtime.Warm,
 		s.parked.settle(id, sp, nil)
 		return userError(&warm.Record, warm.Record.User, execError(as.Argv[0], r.Cwd, err))
 	}
-	if err = copyToStdin(wanted, x, bytes.NewReader(k.Stdin)); err == nil {
+	if err = x.Copy(wanted, bytes.NewReader(k.Stdin)); err == nil {
 		err = x.AwaitOutput(wanted)
 	}
 	if err == nil && s.parked.settle(id, sp, x) {

@@ -889,7 +889,7 @@ func (x *program) Input(ctx context.Context, r io.Reader, end bool) error {
 	if end && x.req.TTY {
 		r = io.MultiReader(r, bytes.NewReader([]byte{eot})) // here, where ctx ends a blocked write
 	}
-	err := copyToStdin(ctx, x.guest, r)
+	err := x.guest.Copy(ctx, r)
 	switch {
 	case errors.Is(err, unix.EPIPE), errors.Is(err, os.ErrClosed), errors.Is(err, unix.EIO) && x.req.TTY:
 		return class.Mark(runtime.ErrState, fmt.Errorf("write to stdin: %w", errNoStdin))
@@ -899,25 +899,6 @@ func (x *program) Input(ctx context.Context, r io.Reader, end bool) error {
 		_ = x.closeStdin() // closing twice, or after the program, changes nothing
 	}
 	return nil
-}
-
-// copyToStdin copies r to the stdin of a process. It blocks while the process does not read, until
-// ctx ends: then the error is its cause.
-func copyToStdin(ctx context.Context, to *host.Exec, r io.Reader) error {
-	undone := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(undone)
-		_ = to.Stdin.SetWriteDeadline(time.Unix(1, 0)) // refused only by a closed file
-	})
-	_, err := io.Copy(struct{ io.Writer }{to}, r)
-	if !stop() {
-		<-undone
-		_ = to.Stdin.SetWriteDeadline(time.Time{}) // as above
-	}
-	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
 }
 
 // Input writes to stdin as that of a program does. With end, the next daemon does not get stdin.
