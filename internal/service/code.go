@@ -20,6 +20,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/exec"
 	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/interpreter"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -91,7 +92,7 @@ func (t *toolchains) remember(k toolchainKey, i int) {
 // RunCode runs source text to its end and keeps the beginning of its output. The caller calls done
 // when it needs the result no more.
 func (s *API) RunCode(ctx context.Context, ref string, req api.CodeRequest) (_ *api.CodeResult, done func(), err error) {
-	limit := int(cmp.Or(req.OutputLimit, defaultOutputLimit))
+	limit := int(cmp.Or(req.OutputLimit, exec.DefaultOutputLimit))
 	stdout, stderr := output.Head{Limit: limit}, output.Head{Limit: limit}
 	if req.Context != "" {
 		return s.bufferContext(ctx, ref, &req, &stdout, &stderr)
@@ -99,7 +100,7 @@ func (s *API) RunCode(ctx context.Context, ref string, req api.CodeRequest) (_ *
 	r := codeRun{
 		whole: true,
 		begin: func() error { return nil },
-		sink:  func(x *Execution) sink { return x.keepIn(&stdout, &stderr) },
+		sink:  func(x *Execution) sink { return x.KeepIn(&stdout, &stderr) },
 	}
 	written, err := s.outputs(ctx, ref, req.OutputDir)
 	if err != nil {
@@ -271,7 +272,7 @@ func (s *API) code(ctx context.Context, ref string, req *api.CodeRequest, r *cod
 		return end, s.fail(ctx, lease, "/etc/passwd", err)
 	}
 	for i, parent := range codeParents {
-		r.place.Dir = parent + "/.code-" + newExecID()[:6]
+		r.place.Dir = parent + "/.code-" + exec.NewID()[:6]
 		if err = s.extract(ctx, client, lease, parent, guest.TarInRequest{UID: id.uid, GID: id.gid}, r.archive(parent)); err == nil {
 			defer s.removeCode(ctx, client, lease, r.place.Dir)
 			break
@@ -419,7 +420,7 @@ var errNoToolchain = errors.New("the sandbox does not have the toolchain")
 func (r *codeRun) try(ctx context.Context, t *interpreter.Toolchain) (end api.CodeEvent, err error) {
 	if t.Probe != nil {
 		out, rest := output.Head{Limit: 256}, output.Head{Limit: 256}
-		exit, err := r.program(ctx, api.ExecRequest{Argv: t.Probe.Argv}, func(x *Execution) (sink, error) { return x.keepIn(&out, &rest), nil })
+		exit, err := r.program(ctx, api.ExecRequest{Argv: t.Probe.Argv}, func(x *Execution) (sink, error) { return x.KeepIn(&out, &rest), nil })
 		if err != nil {
 			return end, err
 		}

@@ -184,7 +184,7 @@ func (s *API) pythonImports(ctx context.Context, run *judgedRun, text string) ([
 		}
 		defer x.Close()
 		stdout, stderr := output.Head{Limit: codepolicy.MaxPythonAnswer}, output.Head{Limit: 256}
-		exit, _, err := x.Stream(ctx, x.keepIn(&stdout, &stderr))
+		exit, _, err := x.Stream(ctx, x.KeepIn(&stdout, &stderr))
 		switch {
 		case err != nil:
 			return nil, err

@@ -43,6 +43,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/events"
+	"github.com/sandboxd/sandboxd/internal/service/exec"
 	"github.com/sandboxd/sandboxd/internal/service/execlog"
 	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/internal/service/mainlog"
@@ -216,7 +217,7 @@ type core struct {
 	builds     buildSlots
 	caches     buildCaches
 	disk       disk
-	execs      *execs
+	execs      *exec.Registry
 	contexts   contexts
 	results    *share.Quota // of bytes of results of contexts
 	toolchains toolchains
@@ -236,10 +237,9 @@ type core struct {
 	rejoining tenantTurns // changes of networks on records, and what follows from each
 
 	// The engine's abilities, nil if it lacks them.
-	differ      runtime.Differ          // else diff, commit, snapshots and RUN fail
-	descriptors runtime.DescriptorStore // else detached execs end with the daemon
-	describer   runtime.Describer       // else the engine's pid and defaults are unknown
-	volumer     runtime.Volumer         // else there are no volumes
+	differ    runtime.Differ    // else diff, commit, snapshots and RUN fail
+	describer runtime.Describer // else the engine's pid and defaults are unknown
+	volumer   runtime.Volumer   // else there are no volumes
 }
 
 // Service is the whole that all faces share.
@@ -261,7 +261,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	s.disk.reserve, s.disk.closing = opts.DiskReserve, make(chan struct{})
 	s.disk.measure = func() (Disk, error) { return MeasureDisk(opts.DataDir) }
 	s.differ, _ = runtime.As[runtime.Differ](opts.Engine)
-	s.descriptors, _ = runtime.As[runtime.DescriptorStore](opts.Engine)
+	descriptors, _ := runtime.As[runtime.DescriptorStore](opts.Engine)
 	s.describer, _ = runtime.As[runtime.Describer](opts.Engine)
 	s.volumer, _ = runtime.As[runtime.Volumer](opts.Engine)
 	networker, _ := runtime.As[runtime.Networker](opts.Engine)
@@ -310,7 +310,11 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	})
 	s.sweepLogs()
 	s.guests = guests.Guests{Supervisor: s.supervisor, Log: s.log}
-	s.execs = newExecs(s.work)
+	s.execs = exec.New(exec.Options{
+		Supervisor: s.supervisor, Descriptors: descriptors, Events: s.events, Logs: s.logs, Guests: s.guests, Work: s.work, Log: s.log,
+		Launch: s.launch, Used: s.parked.drop, Adopt: s.adoptContext, Adopted: s.resumeContexts,
+		MainEnded: func(id string) { s.considerRestart(id, false) },
+	})
 	s.adoptExecs(ctx)
 	s.adoptNetworks()
 	// Images may be removed from here on: running sandboxes have been adopted, so their images are
@@ -401,7 +405,7 @@ func (s *Service) StopAll(ctx context.Context) error {
 				_, err = c.supervisor.Stop(ctx, rec.ID, api.DefaultGrace*time.Second)
 			}
 			if err == nil {
-				err = c.awaitReport(ctx, rec.ID)
+				err = c.execs.AwaitReport(ctx, rec.ID)
 			}
 			if !errors.Is(err, runtime.ErrNotFound) {
 				errs[i] = err
@@ -417,7 +421,7 @@ func (s *Service) StopAll(ctx context.Context) error {
 func (s *Service) Close(ctx context.Context, keep bool) error {
 	s.core.restarts.stop()
 	s.core.work.Stop(execlog.ErrHanded)
-	s.core.execs.close()
+	s.core.execs.Close()
 	s.core.disk.stop()
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()

@@ -257,7 +257,7 @@ func (s *core) watchHealth(id string) {
 		},
 	}
 	s.work.Go(func() {
-		ctx, cancel := guests.WithGone(s.work.Context(), lease)
+		ctx, cancel := guests.WithGone(s.work.Ctx, lease)
 		defer cancel()
 		m.run(ctx, rec.Health)
 		s.monitored.mu.Lock()
@@ -294,15 +294,13 @@ func (s *core) probeHealth(ctx context.Context, rec *runtime.Record) (result api
 // runProbe runs a program that no client sees, and keeps the beginning of its output. It takes over
 // the lease.
 func (s *core) runProbe(ctx context.Context, lease *runtime.Lease, req api.ExecRequest) (api.Exit, string, error) {
-	p, err := s.startProgram(ctx, lease, req, host.ExecRequest{NoStdin: true, Whole: true})
+	x, err := s.execs.StartUnlisted(ctx, lease, req, host.ExecRequest{NoStdin: true, Whole: true})
 	if err != nil {
 		return api.Exit{}, "", err
 	}
-	x := &Execution{program: p}
-	x.published.Do(func() {})
 	defer x.Close()
 	out := output.Head{Limit: healthOutput}
-	exit, _, err := x.Stream(ctx, x.keepIn(&out, &out))
+	exit, _, err := x.Stream(ctx, x.KeepIn(&out, &out))
 	text, _ := out.Result()
 	return exit, text, err
 }

@@ -60,7 +60,7 @@ func (s *core) adoptNetworks() {
 				return
 			}
 			defer lease.End()
-			if err := s.networks.Connect(s.work.Context(), lease, nil); err != nil && s.work.Context().Err() == nil {
+			if err := s.networks.Connect(s.work.Ctx, lease, nil); err != nil && s.work.Ctx.Err() == nil {
 				s.log.Warn("a running sandbox has no network until it is started again", "id", rec.ID, "error", err)
 			}
 		})
@@ -154,7 +154,7 @@ func (s *core) holder(ctx context.Context, id string, inode uint32) (api.FlowPro
 		}
 		found := api.FlowProcess{PID: p.PID, Name: p.Name}
 		if p.Main != 0 {
-			found.Exec = s.execs.byMain(ctx, at, p.Main)
+			found.Exec = s.execs.ByMain(ctx, at, p.Main)
 		}
 		if at != id {
 			found.Sandbox = at
@@ -381,7 +381,7 @@ func (s *API) Flows(ctx context.Context, ref string, opts FlowOptions, begin fun
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(s.work.Context(), func() { cancel(class.ErrStopping) })() //nolint:contextcheck // the daemon's end
+	defer context.AfterFunc(s.work.Ctx, func() { cancel(class.ErrStopping) })() //nolint:contextcheck // the daemon's end
 	return s.networks.Flows(ctx, rec.ID, opts, emit)
 }
 

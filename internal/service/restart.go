@@ -161,7 +161,7 @@ func (s *core) considerRestart(id string, booting bool) {
 		return
 	}
 	s.work.Go(func() {
-		rec, err := s.supervisor.WaitEnded(s.work.Context(), id)
+		rec, err := s.supervisor.WaitEnded(s.work.Ctx, id)
 		if err == nil {
 			s.scheduleRestart(&rec, booting, 0)
 		}
@@ -180,7 +180,7 @@ func (s *core) scheduleRestart(rec *runtime.Record, booting bool, failed int) {
 	}
 	s.log.Info("sandbox is to be restarted", "id", rec.ID, "name", rec.Name, "after", delay, "restarts", rec.Restarts, "reason", rec.Reason)
 	s.restarts.schedule(rec.ID, delay, func() {
-		s.work.Go(func() { s.restart(s.work.Context(), rec.ID, p, booting, failed) })
+		s.work.Go(func() { s.restart(s.work.Ctx, rec.ID, p, booting, failed) })
 	})
 }
 

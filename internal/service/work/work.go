@@ -8,7 +8,8 @@ import (
 
 // A Group is a set of goroutines that end together.
 type Group struct {
-	ctx    context.Context //nolint:containedctx // of the goroutines, which outlive the requests that start them
+	Ctx context.Context //nolint:containedctx // ends when the group stops
+
 	cancel context.CancelCauseFunc
 	all    sync.WaitGroup
 
@@ -16,15 +17,12 @@ type Group struct {
 	closed bool
 }
 
-// New returns a group whose goroutines get a context of ctx.
+// New returns a group whose Ctx is one of ctx.
 func New(ctx context.Context) *Group {
 	g := new(Group)
-	g.ctx, g.cancel = context.WithCancelCause(ctx)
+	g.Ctx, g.cancel = context.WithCancelCause(ctx)
 	return g
 }
-
-// Context returns a context that ends when the group stops.
-func (g *Group) Context() context.Context { return g.ctx }
 
 // Go starts f, for which Stop waits; false once the group is closed.
 func (g *Group) Go(f func()) bool {
