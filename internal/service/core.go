@@ -311,7 +311,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	s.sweepLogs()
 	s.guests = guests.Guests{Supervisor: s.supervisor, Log: s.log}
 	s.execs = exec.New(exec.Options{
-		Supervisor: s.supervisor, Descriptors: descriptors, Events: s.events, Logs: s.logs, Guests: s.guests, Work: s.work, Log: s.log,
+		Supervisor: s.supervisor, Descriptors: descriptors, Events: s.events, Logs: s.logs, Work: s.work, Log: s.log,
 		Launch: s.launch, Used: s.parked.drop, Adopt: s.adoptContext, Adopted: s.resumeContexts,
 		MainEnded: func(id string) { s.considerRestart(id, false) },
 	})

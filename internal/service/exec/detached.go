@@ -291,7 +291,7 @@ func (x *Detached) collect() {
 	case x.lease == nil && errors.Is(err, host.ErrLost):
 		rec.State, rec.Failure = api.ExecLost, &Failure{Class: failedGone, Message: "the sandbox ended while no daemon was running"}
 	case errors.Is(err, host.ErrLost):
-		rec.State, rec.Failure = api.ExecLost, failureOf(x.r.opts.Guests.Lost(ctx, x.lease, err))
+		rec.State, rec.Failure = api.ExecLost, failureOf(x.r.guests.Lost(ctx, x.lease, err))
 	default:
 		_ = x.guest.Kill() // closing the connection, below, does so too
 		rec.State, rec.Failure = api.ExecLost, failureOf(fmt.Errorf("keep the exec's output: %w", err))
@@ -440,7 +440,7 @@ func (r *Registry) Delete(ctx context.Context, rec *runtime.Record, id string) e
 		d.log.ReleaseHolds()
 	}
 	if err := p.Kill(); err != nil && p.lease != nil {
-		return r.opts.Guests.Lost(ctx, p.lease, err)
+		return r.guests.Lost(ctx, p.lease, err)
 	}
 	select {
 	case <-x.Over():

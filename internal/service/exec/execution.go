@@ -129,9 +129,9 @@ func (x *Execution) end(ctx context.Context, wait func(context.Context) (host.Ex
 	exit, err := wait(ctx)
 	switch {
 	case errors.Is(err, guests.ErrEnded):
-		return api.Exit{}, api.Usage{}, x.r.opts.Guests.Ended(x.lease)
+		return api.Exit{}, api.Usage{}, x.r.guests.Ended(x.lease)
 	case err != nil:
-		return api.Exit{}, api.Usage{}, x.r.opts.Guests.Lost(ctx, x.lease, err)
+		return api.Exit{}, api.Usage{}, x.r.guests.Lost(ctx, x.lease, err)
 	}
 	e := exitOf(exit, x.oom.struck(ctx))
 	// Here, so that the event is there when the client reads the exit.

@@ -76,7 +76,7 @@ func (r *Registry) start(ctx context.Context, lease *runtime.Lease, req api.Exec
 	}
 	oom.wait()
 	if errors.Is(err, guests.ErrEnded) {
-		err = r.opts.Guests.Ended(lease)
+		err = r.guests.Ended(lease)
 	}
 	if err != nil {
 		lease.End()

@@ -43,8 +43,7 @@ type Options struct {
 	Descriptors runtime.DescriptorStore
 	Events      *events.Log    // gets starts and ends
 	Logs        *mainlog.Store // of the output of main processes
-	Guests      guests.Guests
-	Work        *work.Group // has the collectors, and timers that forget old execs
+	Work        *work.Group    // has the collectors, and timers that forget old execs
 	Log         *slog.Logger
 
 	// Launch starts the program of a request in the sandbox of a lease. How says how the program is
@@ -63,7 +62,8 @@ type Options struct {
 // A Registry lists the execs of all sandboxes: running ones and, of the detached ones, those that
 // ended recently.
 type Registry struct {
-	opts Options
+	opts   Options
+	guests guests.Guests
 
 	adopting chan struct{} // semaphore of one that serializes adoption; waiters honour their context
 	adopted  atomic.Bool   // set when the execs of the last daemon are adopted
@@ -85,7 +85,7 @@ type Registry struct {
 // New returns a registry without execs. [Registry.Adopt] fills it.
 func New(opts Options) *Registry {
 	return &Registry{
-		opts: opts, adopting: make(chan struct{}, 1), begun: make(chan struct{}),
+		opts: opts, guests: guests.Guests{Supervisor: opts.Supervisor, Log: opts.Log}, adopting: make(chan struct{}, 1), begun: make(chan struct{}),
 		of: make(map[string]map[string]Exec), counts: make(map[string]int), keptOf: make(map[string]int64), mains: make(map[string]mainOf), starts: make(map[string]int),
 		prepared: make(map[string]map[string]*prepared), upcoming: make(map[upcomingKey][]*Upcoming),
 	}
