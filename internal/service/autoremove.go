@@ -55,15 +55,15 @@ func (s *core) removeAtEnd(rec *runtime.Record) {
 		return
 	}
 	id := rec.ID
-	s.execs.spawn(func() {
+	s.work.Go(func() {
 		for {
-			rec, err := s.awaitEnd(s.execs.ctx, id)
+			rec, err := s.awaitEnd(s.work.Ctx, id)
 			if err != nil {
 				return // deleted, or the daemon stops
 			}
 			s.finals.keep(&rec)
-			s.awaitReaders(id)
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(s.execs.ctx), closeTimeout)
+			s.execs.AwaitReaders(id)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(s.work.Ctx), closeTimeout)
 			_, err = s.removeEnded(ctx, []runtime.Record{rec}, 0)
 			cancel()
 			if err != nil {
@@ -84,7 +84,7 @@ func (s *core) awaitEnd(ctx context.Context, id string) (runtime.Record, error) 
 		if _, err := s.supervisor.WaitEnded(ctx, id); err != nil {
 			return runtime.Record{}, err
 		}
-		if err := s.awaitReport(ctx, id); err != nil {
+		if err := s.execs.AwaitReport(ctx, id); err != nil {
 			return runtime.Record{}, err
 		}
 		rec, err := s.supervisor.Get(id)

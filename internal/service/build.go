@@ -22,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -645,7 +646,7 @@ func (b *builder) exec(ctx context.Context, stage *build.Stage, id string, step 
 			b.report(stage, api.BuildEvent{Stream: "stderr", Output: fmt.Sprintf("[more than %d bytes of output, the rest is not shown]\n", maxBuildOutput)})
 			return nil
 		}
-		e := outputEvent(stream, p)
+		e := output.Event(stream, p)
 		b.report(stage, api.BuildEvent{Stream: e.Stream, Output: e.Text, Data: e.Data})
 		return nil
 	})

@@ -20,6 +20,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/exec"
+	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/interpreter"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -90,15 +92,15 @@ func (t *toolchains) remember(k toolchainKey, i int) {
 // RunCode runs source text to its end and keeps the beginning of its output. The caller calls done
 // when it needs the result no more.
 func (s *API) RunCode(ctx context.Context, ref string, req api.CodeRequest) (_ *api.CodeResult, done func(), err error) {
-	limit := int(cmp.Or(req.OutputLimit, defaultOutputLimit))
-	stdout, stderr := head{limit: limit}, head{limit: limit}
+	limit := int(cmp.Or(req.OutputLimit, exec.DefaultOutputLimit))
+	stdout, stderr := output.Head{Limit: limit}, output.Head{Limit: limit}
 	if req.Context != "" {
 		return s.bufferContext(ctx, ref, &req, &stdout, &stderr)
 	}
 	r := codeRun{
 		whole: true,
 		begin: func() error { return nil },
-		sink:  func(x *Execution) sink { return x.keepIn(&stdout, &stderr) },
+		sink:  func(x *Execution) sink { return x.KeepIn(&stdout, &stderr) },
 	}
 	written, err := s.outputs(ctx, ref, req.OutputDir)
 	if err != nil {
@@ -118,14 +120,14 @@ func (s *API) RunCode(ctx context.Context, ref string, req api.CodeRequest) (_ *
 }
 
 // withLogs sets the output of a result.
-func withLogs(res *api.CodeResult, stdout, stderr *head) {
-	res.Logs.Stdout, _ = stdout.result()
-	res.Logs.Stderr, _ = stderr.result()
-	res.Truncated = stdout.truncated || stderr.truncated
+func withLogs(res *api.CodeResult, stdout, stderr *output.Head) {
+	res.Logs.Stdout, _ = stdout.Result()
+	res.Logs.Stderr, _ = stderr.Result()
+	res.Truncated = stdout.Truncated || stderr.Truncated
 }
 
 // bufferContext is RunCode in a context.
-func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeRequest, stdout, stderr *head) (_ *api.CodeResult, done func(), err error) {
+func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeRequest, stdout, stderr *output.Head) (_ *api.CodeResult, done func(), err error) {
 	res := &api.CodeResult{Results: []api.CodeValue{}}
 	left, cut := maxResults, false
 	hold := &resultHold{quota: s.results}
@@ -138,9 +140,9 @@ func (s *API) bufferContext(ctx context.Context, ref string, req *api.CodeReques
 		case api.CodeStarted:
 			res.Findings, res.Amended = e.Findings, e.Amended
 		case api.CodeStdout:
-			stdout.writePaced(output, ctx.Done())
+			stdout.WritePaced(output, ctx.Done())
 		case api.CodeStderr:
-			stderr.writePaced(output, ctx.Done())
+			stderr.WritePaced(output, ctx.Done())
 		case api.CodeValued:
 			size := sizeOfValue(e.Result)
 			if left -= size; left < 0 || !hold.keep(size) {
@@ -182,13 +184,13 @@ func (s *API) StreamCode(ctx context.Context, ref string, req api.CodeRequest, e
 		defer hold.free()
 		return s.runInContext(ctx, ref, &req, hold, emit)
 	}
-	var chars characters
+	var chars output.Characters
 	text := func(stream string, p []byte) error { return emit(codeOutput(stream, p)) }
 	var r codeRun
 	r = codeRun{
 		begin: func() error { return emit(startedEvent(&r.verdict)) },
-		sink:  func(*Execution) sink { return chars.whole(text) },
-		flush: func() error { return chars.rest(text) },
+		sink:  func(*Execution) sink { return chars.Whole(text) },
+		flush: func() error { return chars.Rest(text) },
 	}
 	written, err := s.outputs(ctx, ref, req.OutputDir)
 	if err != nil {
@@ -209,7 +211,7 @@ func (s *API) StreamCode(ctx context.Context, ref string, req api.CodeRequest, e
 
 // codeOutput is the event of output of a run.
 func codeOutput(stream string, p []byte) api.CodeEvent {
-	e := outputEvent(stream, p)
+	e := output.Event(stream, p)
 	return api.CodeEvent{Type: api.CodeEventType(stream), Time: time.Now().UTC(), Text: e.Text, Data: e.Data}
 }
 
@@ -270,7 +272,7 @@ func (s *API) code(ctx context.Context, ref string, req *api.CodeRequest, r *cod
 		return end, s.fail(ctx, lease, "/etc/passwd", err)
 	}
 	for i, parent := range codeParents {
-		r.place.Dir = parent + "/.code-" + newExecID()[:6]
+		r.place.Dir = parent + "/.code-" + exec.NewID()[:6]
 		if err = s.extract(ctx, client, lease, parent, guest.TarInRequest{UID: id.uid, GID: id.gid}, r.archive(parent)); err == nil {
 			defer s.removeCode(ctx, client, lease, r.place.Dir)
 			break
@@ -417,15 +419,15 @@ var errNoToolchain = errors.New("the sandbox does not have the toolchain")
 // try runs the source with one toolchain, or returns errNoToolchain.
 func (r *codeRun) try(ctx context.Context, t *interpreter.Toolchain) (end api.CodeEvent, err error) {
 	if t.Probe != nil {
-		out, rest := head{limit: 256}, head{limit: 256}
-		exit, err := r.program(ctx, api.ExecRequest{Argv: t.Probe.Argv}, func(x *Execution) (sink, error) { return x.keepIn(&out, &rest), nil })
+		out, rest := output.Head{Limit: 256}, output.Head{Limit: 256}
+		exit, err := r.program(ctx, api.ExecRequest{Argv: t.Probe.Argv}, func(x *Execution) (sink, error) { return x.KeepIn(&out, &rest), nil })
 		if err != nil {
 			return end, err
 		}
 		if exit.Timeout {
 			return r.ended(overdue, nil), r.start()
 		}
-		if !t.Probe.Fits(exit.Code, string(out.buf)) {
+		if !t.Probe.Fits(exit.Code, string(out.Bytes())) {
 			return end, errNoToolchain
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/codehook"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/interpreter"
 	"github.com/sandboxd/sandboxd/interpreter/codepolicy"
 )
@@ -182,17 +183,17 @@ func (s *API) pythonImports(ctx context.Context, run *judgedRun, text string) ([
 			return nil, err
 		}
 		defer x.Close()
-		stdout, stderr := head{limit: codepolicy.MaxPythonAnswer}, head{limit: 256}
-		exit, _, err := x.Stream(ctx, x.keepIn(&stdout, &stderr))
+		stdout, stderr := output.Head{Limit: codepolicy.MaxPythonAnswer}, output.Head{Limit: 256}
+		exit, _, err := x.Stream(ctx, x.KeepIn(&stdout, &stderr))
 		switch {
 		case err != nil:
 			return nil, err
 		case exit.Timeout && timeout < readerTimeout:
 			return nil, nil // of the run, which does not start either
 		case exit.Timeout, exit.Code != 0:
-			return nil, refuse(nil, "the imports are not read: the sandbox's %s ended with code %d: %s", name, exit.Code, strings.ToValidUTF8(string(stderr.buf), "\uFFFD"))
+			return nil, refuse(nil, "the imports are not read: the sandbox's %s ended with code %d: %s", name, exit.Code, strings.ToValidUTF8(string(stderr.Bytes()), "\uFFFD"))
 		}
-		found, err := codepolicy.ReadPython(stdout.buf)
+		found, err := codepolicy.ReadPython(stdout.Bytes())
 		if err != nil {
 			return nil, refuse(nil, "the imports are not read: answer of the sandbox's %s: %v", name, err)
 		}

@@ -16,7 +16,9 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/exec"
 	"github.com/sandboxd/sandboxd/internal/service/execlog"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/interpreter"
 	"github.com/sandboxd/sandboxd/interpreter/resident"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -55,6 +57,7 @@ type codeContext struct {
 	queued  int
 	deleted bool
 	x       *Detached     // process; nil until the first has started
+	output  *execlog.Log  // of it
 	hold    *execlog.Hold // of its output
 	kernel  resident.Kernel
 	split   resident.Splitter // of its output; only with the turn
@@ -108,7 +111,7 @@ type contextRun struct {
 
 // writePlace needs mu.
 func (c *codeContext) writePlace() {
-	if err := c.x.log.WritePlace(&c.place); err != nil && !c.deleted {
+	if err := c.output.WritePlace(&c.place); err != nil && !c.deleted {
 		c.s.log.Warn("the state of a context is not kept for the next daemon", "id", c.Sandbox, "context", c.ID, "error", err)
 	}
 }
@@ -121,10 +124,10 @@ func (c *codeContext) attach(x *Detached) error {
 	if c.deleted {
 		return c.missing()
 	}
-	if err := x.log.Write(execlog.Context, c.contextRecord); err != nil {
+	if err := x.Output().Write(execlog.Context, c.contextRecord); err != nil {
 		return err
 	}
-	c.x, c.hold = x, x.log.Hold(0)
+	c.x, c.output, c.hold = x, x.Output(), x.Output().Hold(0)
 	c.split, c.from = c.kernel.NewSplitter(), 0
 	c.place = place{Run: c.place.Run, Used: c.place.Used}
 	c.writePlace()
@@ -147,11 +150,11 @@ func (c *codeContext) shown() api.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	out := api.Context{
-		ID: c.ID, Sandbox: c.Sandbox, Language: c.Request.Language, Cwd: c.x.record.Cwd, State: api.ContextIdle, CreatedAt: c.Created,
-		UsedAt: time.Unix(0, c.place.Used).UTC(), ExecutionCount: int(c.place.Count), Exec: c.x.record.ID,
+		ID: c.ID, Sandbox: c.Sandbox, Language: c.Request.Language, Cwd: c.x.Record().Cwd, State: api.ContextIdle, CreatedAt: c.Created,
+		UsedAt: time.Unix(0, c.place.Used).UTC(), ExecutionCount: int(c.place.Count), Exec: c.x.ID(),
 	}
 	switch {
-	case c.x.ended():
+	case c.x.Ended():
 		out.State = api.ContextDead
 	case c.place.Busy:
 		out.State = api.ContextBusy
@@ -232,7 +235,7 @@ func (s *API) CreateContext(ctx context.Context, ref string, req api.CreateConte
 			}
 		}()
 	}
-	if err := s.adoption(ctx); err != nil { // or contexts of the last daemon are not counted
+	if err := s.execs.Adopt(ctx); err != nil { // or contexts of the last daemon are not counted
 		return api.Context{}, err
 	}
 	if err := s.judgePreload(ctx, rec.ID, &req); err != nil {
@@ -244,7 +247,7 @@ func (s *API) CreateContext(ctx context.Context, ref string, req api.CreateConte
 		c = s.newContext(contextRecord{Sandbox: rec.ID})
 		c.parked = parked
 	}
-	c.ID, c.Created, c.Request = newExecID(), now, req
+	c.ID, c.Created, c.Request = exec.NewID(), now, req
 	c.place.Used = now.UnixNano()
 	c.turn <- struct{}{}
 	defer c.release()
@@ -258,12 +261,12 @@ func (s *API) CreateContext(ctx context.Context, ref string, req api.CreateConte
 		return api.Context{}, err
 	}
 	defer lease.End()
-	ctx, cancel := withGone(ctx, lease)
+	ctx, cancel := guests.WithGone(ctx, lease)
 	defer cancel()
 	if err := c.open(ctx, &rec); err != nil {
 		s.removeContext(ctx, c)
-		if errors.Is(context.Cause(ctx), errEnded) {
-			return api.Context{}, s.ended(lease)
+		if errors.Is(context.Cause(ctx), guests.ErrEnded) {
+			return api.Context{}, s.guests.Ended(lease)
 		}
 		return api.Context{}, err
 	}
@@ -276,10 +279,10 @@ func (s *API) CreateContext(ctx context.Context, ref string, req api.CreateConte
 // open makes a new context ready: a spare by its record, others by a start.
 func (c *codeContext) open(ctx context.Context, rec *runtime.Record) error {
 	x := c.process()
-	if x == nil || x.ended() {
+	if x == nil || x.Ended() {
 		return c.start(ctx, rec)
 	}
-	if err := x.log.Write(execlog.Context, c.contextRecord); err != nil {
+	if err := x.Output().Write(execlog.Context, c.contextRecord); err != nil {
 		return err
 	}
 	c.setReady()
@@ -408,14 +411,18 @@ func (c *codeContext) startAs(ctx context.Context, rec *runtime.Record, parked *
 	if parked != nil {
 		req.Stdin = nil // it has that
 	}
-	if _, err := c.s.detach(ctx, rec, req, detachAs{context: c, parked: parked}); err != nil {
+	as := exec.As{Context: c.attach}
+	if parked != nil {
+		as.Running = parked.program
+	}
+	if _, err := c.s.execs.Detach(ctx, rec, req, as); err != nil {
 		if errors.Is(class.Marked(err), class.ErrProgramMissing) {
 			return noLanguage(rec, interpreter.Find(k.Language), []string{k.Program})
 		}
 		return fmt.Errorf("start %s: %w", k.Language, err)
 	}
 	if old != nil {
-		c.s.forget(ctx, old)
+		c.s.execs.Forget(ctx, old)
 	}
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
@@ -451,15 +458,13 @@ func (c *codeContext) end(ctx context.Context) {
 	if x == nil {
 		return
 	}
-	x.log.ReleaseHolds() // or the collector waits for a reader
-	if !x.ended() {
-		_ = x.guest.Kill() // fails if init is lost, which ends the sandbox
-	}
+	x.Output().ReleaseHolds() // or the collector waits for a reader
+	_ = x.Kill()              // fails if init is lost, which ends the sandbox
 	select {
-	case <-x.over():
-	case <-c.s.execs.ctx.Done(): // the daemon stops, and its collectors with it
+	case <-x.Over():
+	case <-c.s.work.Ctx.Done(): // the daemon stops, and its collectors with it
 	case <-ctx.Done():
-		c.s.log.Warn("the process of a context has not ended", "id", c.Sandbox, "context", c.ID, "exec", x.record.ID)
+		c.s.log.Warn("the process of a context has not ended", "id", c.Sandbox, "context", c.ID, "exec", x.ID())
 	}
 }
 
@@ -486,7 +491,7 @@ func (c *codeContext) arm() {
 		c.expiry.Stop()
 	}
 	c.expiry = time.AfterFunc(time.Until(time.Unix(0, c.place.Used).Add(idle)), func() {
-		c.s.execs.spawn(func() {
+		c.s.work.Go(func() {
 			select {
 			case c.turn <- struct{}{}:
 			default:
@@ -496,7 +501,7 @@ func (c *codeContext) arm() {
 			due := time.Since(time.Unix(0, c.place.Used)) >= idle && c.queued == 0
 			c.mu.Unlock()
 			if due {
-				c.s.removeContext(c.s.execs.ctx, c)
+				c.s.removeContext(c.s.work.Ctx, c)
 			}
 			<-c.turn
 		})
@@ -508,8 +513,8 @@ func (s *core) removeContext(ctx context.Context, c *codeContext) {
 	s.contexts.remove(c)
 	ctx = context.WithoutCancel(ctx)
 	c.end(ctx)
-	if x := c.process(); x != nil && x.ended() {
-		s.forget(ctx, x)
+	if x := c.process(); x != nil && x.Ended() {
+		s.execs.Forget(ctx, x)
 	}
 }
 
@@ -519,7 +524,7 @@ func (s *API) findContext(ctx context.Context, ref, id string) (*codeContext, er
 	if err != nil {
 		return nil, err
 	}
-	if err := s.adoption(ctx); err != nil {
+	if err := s.execs.Adopt(ctx); err != nil {
 		return nil, err
 	}
 	s.contexts.mu.Lock()
@@ -537,7 +542,7 @@ func (s *API) Contexts(ctx context.Context, ref string) (api.ContextList, error)
 	if err != nil {
 		return api.ContextList{}, err
 	}
-	if err := s.adoption(ctx); err != nil {
+	if err := s.execs.Adopt(ctx); err != nil {
 		return api.ContextList{}, err
 	}
 	s.contexts.mu.Lock()
@@ -602,7 +607,7 @@ func (s *API) RestartContext(ctx context.Context, ref, id string) (api.Context, 
 		return api.Context{}, err
 	}
 	defer lease.End()
-	ctx, cancel := withGone(ctx, lease)
+	ctx, cancel := guests.WithGone(ctx, lease)
 	defer cancel()
 	if c.blame("a restart was requested") {
 		c.end(ctx)
@@ -612,8 +617,8 @@ func (s *API) RestartContext(ctx context.Context, ref, id string) (api.Context, 
 	}
 	defer c.release()
 	if err := c.restart(ctx); err != nil {
-		if errors.Is(context.Cause(ctx), errEnded) {
-			return api.Context{}, s.ended(lease)
+		if errors.Is(context.Cause(ctx), guests.ErrEnded) {
+			return api.Context{}, s.guests.Ended(lease)
 		}
 		return api.Context{}, err
 	}
@@ -661,28 +666,21 @@ func (c *codeContext) take(ctx context.Context) error {
 
 func (c *codeContext) release() { <-c.turn }
 
-// ofContext reports whether an adopted exec is the process of a context.
-func ofContext(l *execlog.Log) bool {
-	var rec contextRecord
-	ok, err := l.Document(execlog.Context, &rec)
-	return ok && err == nil
-}
-
 // adoptContext makes an adopted exec the process of a context, if it is one. It is called before
 // output is collected.
 func (s *core) adoptContext(x *Detached) error {
 	var rec contextRecord
-	if ok, err := x.log.Document(execlog.Context, &rec); err != nil || !ok {
+	if ok, err := x.Output().Document(execlog.Context, &rec); err != nil || !ok {
 		return err
 	}
 	var p place
-	switch err := x.log.ReadPlace(&p); {
+	switch err := x.Output().ReadPlace(&p); {
 	case err != nil:
 		return err
-	case rec.Sandbox != x.record.Sandbox || p.At < 0 || p.At > x.log.End() || p.Count > math.MaxInt32:
+	case rec.Sandbox != x.Record().Sandbox || p.At < 0 || p.At > x.Output().End() || p.Count > math.MaxInt32:
 		return errors.New("the state of its context is damaged")
 	case !p.Ready: // the daemon ended before it had answered the creation
-		return errUnfinished
+		return exec.ErrUnfinished
 	}
 	c := s.newContext(rec)
 	k, ok := resident.For(rec.Request.Language, rec.Key)
@@ -690,33 +688,29 @@ func (s *core) adoptContext(x *Detached) error {
 		return fmt.Errorf("language %q has no contexts", rec.Request.Language)
 	}
 	k.Begins = k.Begins && rec.Begins // the kernel runs the source of the daemon that has started it
-	c.x, c.place, c.hold = x, p, x.log.Hold(p.At)
+	c.x, c.output, c.place, c.hold = x, x.Output(), p, x.Output().Hold(p.At)
 	c.kernel, c.split, c.from = k, k.NewSplitter(), p.At
 	s.contexts.mu.Lock()
 	defer s.contexts.mu.Unlock()
 	if other := s.contexts.of[rec.Sandbox][rec.ID]; other != nil {
 		// A restart was cut off: the older process is the one to end.
-		if other.x.record.StartedAt.After(x.record.StartedAt) {
-			return errUnfinished
+		if other.x.Record().StartedAt.After(x.Record().StartedAt) {
+			return exec.ErrUnfinished
 		}
-		s.execs.spawn(func() { s.endReplaced(other.x) })
+		s.work.Go(func() { s.endReplaced(other.x) })
 	}
 	s.contexts.set(c)
 	return nil
 }
 
-var errUnfinished = errors.New("it is a context that was not ready, or was being restarted, or a spare one")
-
 // endReplaced ends a process that is no context's any more.
 func (s *core) endReplaced(x *Detached) {
-	x.log.ReleaseHolds()
-	if !x.ended() && x.guest != nil {
-		_ = x.guest.Kill() // fails if init is lost, which ends the sandbox
-	}
+	x.Output().ReleaseHolds()
+	_ = x.Kill() // fails if init is lost, which ends the sandbox
 	select {
-	case <-x.over():
-		s.forget(s.execs.ctx, x)
-	case <-s.execs.ctx.Done():
+	case <-x.Over():
+		s.execs.Forget(s.work.Ctx, x)
+	case <-s.work.Ctx.Done():
 	}
 }
 
@@ -727,7 +721,7 @@ func (s *core) resumeContexts() {
 	for _, of := range s.contexts.of {
 		for _, c := range of {
 			c.mu.Lock()
-			if c.place.Busy && !c.x.ended() {
+			if c.place.Busy && !c.x.Ended() {
 				run := c.begin(0)
 				run.ready = true // as far as is known
 				if c.place.Deadline > 0 {
@@ -737,7 +731,7 @@ func (s *core) resumeContexts() {
 					c.send(run, "it did not end after an interrupt")
 				}
 				c.turn <- struct{}{} // it was just made
-				if !s.execs.spawn(func() {
+				if !s.work.Go(func() {
 					// A lease: a sandbox in which code runs is used.
 					if lease, err := s.supervisor.Rejoin(c.Sandbox); err == nil {
 						defer lease.End()

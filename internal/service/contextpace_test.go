@@ -82,7 +82,7 @@ func TestKernelsAreReadAtAPace(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer l.Close()
-				c.x = &Detached{program: &program{done: ended}, log: l}
+				c.output = l
 				c.place.Run, c.place.Ready = 1, flood.to != toStart
 				c.hold = l.Hold(0)
 				if n, err := l.Take(flood.stream, func(file int) (int, error) { return unix.Write(file, []byte(flood.said)) }); err != nil || n != len(flood.said) {
@@ -116,7 +116,7 @@ func TestKernelsAreReadAtAPace(t *testing.T) {
 				case toClient, toPoor, toFullAnswer:
 				}
 				began = time.Now()
-				if _, err := c.read(t.Context(), handle); !errors.Is(err, errDied) {
+				if _, err := c.readUntil(t.Context(), ended, handle); !errors.Is(err, errDied) {
 					t.Fatal(err)
 				}
 				reads := 0

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/interpreter/resident"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -366,7 +367,7 @@ func (s *core) startParked(ctx context.Context, pool string, warm *runtime.Warm,
 		s.parked.settle(id, sp, nil)
 		return userError(&warm.Record, warm.Record.User, execError(as.Argv[0], r.Cwd, err))
 	}
-	if err = copyToStdin(wanted, x, bytes.NewReader(k.Stdin)); err == nil {
+	if err = x.Copy(wanted, bytes.NewReader(k.Stdin)); err == nil {
 		err = x.AwaitOutput(wanted)
 	}
 	if err == nil && s.parked.settle(id, sp, x) {
@@ -406,7 +407,7 @@ func (p *parkedSpares) settle(sandbox string, sp *parkedSpare, ready *host.Exec)
 
 // withWords adds the last words of an interpreter to the error.
 func withWords(err error, x *host.Exec) error {
-	said := make([]byte, maxFailure)
+	said := make([]byte, maxSaid)
 	n := 0
 	if serr := x.Stderr.SetReadDeadline(time.Now().Add(wordsTimeout)); serr == nil {
 		n, _ = io.ReadFull(x.Stderr, said) // as much as there is
@@ -417,18 +418,14 @@ func withWords(err error, x *host.Exec) error {
 	return err
 }
 
-// continueParked makes the program of an interpreter an exec of its sandbox. It takes over the
-// lease; the interpreter stays the caller's to end if that fails.
-func (s *core) continueParked(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, sp *parkedSpare) (*program, error) {
+// program implements [exec.As.Running]. If it fails the interpreter stays the caller's to end.
+func (sp *parkedSpare) program(lease *runtime.Lease) (*host.Exec, error) {
 	if sp.guest.Reported() { // also if its sandbox was started again since
-		lease.End()
 		return nil, errors.New("the interpreter that waited has ended")
 	}
-	c := guestOf(lease)
+	c := guests.Of(lease)
 	sp.client.Held, sp.client.Load = c.Held, c.Load
-	oom := s.watchOOM(ctx, &lease.Record)
-	oom.wait()
-	return s.program(lease, req, sp.guest, oom), nil
+	return sp.guest, nil
 }
 
 // showParked adds the interpreters that wait to the states of pools.

@@ -15,11 +15,16 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
+	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/interpreter"
 	"github.com/sandboxd/sandboxd/interpreter/resident"
 	"github.com/sandboxd/sandboxd/runtime"
 )
+
+// maxSaid bounds the last words of an interpreter in an error, in bytes.
+const maxSaid = 2048
 
 // maxResults bounds the bytes of the results of a buffered answer.
 const maxResults = 32 << 20
@@ -187,8 +192,13 @@ func (p *kernelPace) wait(over <-chan struct{}) {
 // read passes the frames of the process to handle until its last one. It returns errDied at the
 // process's end, and the end of its stderr. A flood that reaches no client is read slowly.
 func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (frameUse, error)) (said string, err error) {
+	return c.readUntil(ctx, c.process().Over(), handle)
+}
+
+// readUntil is read of a process that has ended when over is closed.
+func (c *codeContext) readUntil(ctx context.Context, over <-chan struct{}, handle func(resident.Frame) (frameUse, error)) (said string, err error) {
 	c.mu.Lock()
-	x, run := c.x, c.place.Run
+	x, output, run := c.x, c.output, c.place.Run
 	if !c.place.Ready {
 		run = 0
 	}
@@ -228,8 +238,8 @@ func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (fra
 		if ctx.Err() != nil { // also while the kernel floods
 			return string(tail), context.Cause(ctx)
 		}
-		c.pace.wait(x.over())
-		ch, err := x.log.Read(c.from, buf)
+		c.pace.wait(over)
+		ch, err := output.Read(c.from, buf)
 		switch {
 		case errors.Is(err, os.ErrClosed):
 			return string(tail), c.missing()
@@ -244,8 +254,8 @@ func (c *codeContext) read(ctx context.Context, handle func(resident.Frame) (fra
 			c.pace.dropped = true // no frames are made of it
 		}
 		if ch.Stream == "stderr" && (run == 0 || !c.kernel.SharesStderr()) {
-			if tail = append(tail, ch.Data...); len(tail) > maxFailure {
-				tail = tail[:copy(tail, tail[len(tail)-maxFailure:])]
+			if tail = append(tail, ch.Data...); len(tail) > maxSaid {
+				tail = tail[:copy(tail, tail[len(tail)-maxSaid:])]
 			}
 		}
 		c.split.Write(ch.Stream, ch.At, ch.Data)
@@ -326,7 +336,7 @@ func (c *codeContext) signal(run *contextRun) {
 	c.place.Interrupts++
 	// Without the lock: init of a sandbox that is paused does not read. A signal that comes late is
 	// counted, and the kernel passes over it.
-	if !c.s.execs.spawn(func() {
+	if !c.s.work.Go(func() {
 		err := x.Signal(api.ExecSignal{Signal: "SIGINT"}) // fails if init is lost, which ends the sandbox, or the daemon stops
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -351,13 +361,13 @@ func (c *codeContext) send(run *contextRun, why string) {
 	}
 	run.grace = time.AfterFunc(cmp.Or(c.s.opts.InterruptGrace, defaultInterruptGrace), func() {
 		c.mu.Lock()
-		due := c.run == run && c.x == x && c.s.execs.ctx.Err() == nil // else the next daemon's
+		due := c.run == run && c.x == x && c.s.work.Ctx.Err() == nil // else the next daemon's
 		if due {
 			run.killed = cmp.Or(run.killed, why)
 		}
 		c.mu.Unlock()
 		if due {
-			_ = x.guest.Kill() // as above
+			_ = x.Kill() // as above
 		}
 	})
 }
@@ -392,7 +402,7 @@ func (c *codeContext) used() {
 // reading: a run that waits for ever for room never ends. The caller has the turn.
 func (c *codeContext) drain(run *contextRun) {
 	defer c.release()
-	ctx := c.s.execs.ctx
+	ctx := c.s.work.Ctx
 	said, err := c.read(ctx, skipRun(c.number()))
 	if err != nil && ctx.Err() != nil {
 		return // the next daemon goes on
@@ -520,7 +530,7 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 		return err
 	}
 	defer lease.End()
-	ctx, cancel := withGone(ctx, lease)
+	ctx, cancel := guests.WithGone(ctx, lease)
 	defer cancel()
 	hold.of = share.Owner{Tenant: lease.Record.Tenant, ID: c.Sandbox}
 	judged := judgedRun{sandbox: c.Sandbox, lang: lang, context: c.ID, user: c.Request.User}
@@ -545,8 +555,8 @@ func (s *API) runInContext(ctx context.Context, ref string, req *api.CodeRequest
 			return emit(e)
 		})
 	}
-	if err != nil && errors.Is(context.Cause(ctx), errEnded) {
-		return s.ended(lease)
+	if err != nil && errors.Is(context.Cause(ctx), guests.ErrEnded) {
+		return s.guests.Ended(lease)
 	}
 	return err
 }
@@ -566,12 +576,12 @@ func (s *API) installInContext(ctx context.Context, lease *runtime.Lease, c *cod
 		return err
 	}
 	as := *req
-	as.Cwd, as.User = c.process().record.Cwd, c.Request.User
+	as.Cwd, as.User = c.process().Record().Cwd, c.Request.User
 	r := codeRun{s: s, lang: interpreter.Find(c.Request.Language), req: &as, sandbox: c.Sandbox, env: slices.Concat(c.Request.Env, req.Env)}
 	if req.Timeout > 0 {
 		r.due = time.Now().Add(time.Duration(req.Timeout * float64(time.Second)))
 	}
-	if err := r.install(ctx, guestOf(lease), lease); err != nil {
+	if err := r.install(ctx, guests.Of(lease), lease); err != nil {
 		return err
 	}
 	if req.Timeout > 0 {
@@ -583,7 +593,7 @@ func (s *API) installInContext(ctx context.Context, lease *runtime.Lease, c *cod
 // answer is runInContext for a caller that has the turn. With handed another goroutine gives the
 // turn back.
 func (c *codeContext) answer(ctx context.Context, req *api.CodeRequest, v *verdict, hold *resultHold, emit func(api.CodeEvent) error) (handed bool, err error) {
-	if x := c.process(); x.ended() {
+	if x := c.process(); x.Ended() {
 		c.mu.Lock()
 		told := c.place.Told
 		c.mu.Unlock()
@@ -689,7 +699,7 @@ func (c *codeContext) resend() bool {
 	c.writePlace()
 	x, request := c.x, resident.Request{Run: c.place.Run, Interrupts: int(c.place.Interrupts)}
 	c.mu.Unlock()
-	ctx := c.s.execs.ctx
+	ctx := c.s.work.Ctx
 	line, err := c.kernel.Encode(&request)
 	if err == nil {
 		err = x.Input(ctx, bytes.NewReader(line), false)
@@ -706,10 +716,10 @@ func (c *codeContext) resend() bool {
 // leave lets the run of a client that has left end in another goroutine. It reports whether that
 // gives the turn back.
 func (c *codeContext) leave(run *contextRun) bool {
-	if c.s.execs.ctx.Err() == nil { // else the client has left because the daemon stops
+	if c.s.work.Ctx.Err() == nil { // else the client has left because the daemon stops
 		c.interrupt(run, "it did not end after its client had left and an interrupt")
 	}
-	return c.s.execs.spawn(func() { // else the next daemon goes on with the run
+	return c.s.work.Go(func() { // else the next daemon goes on with the run
 		// A lease: a sandbox in which code runs is used.
 		if lease, err := c.s.supervisor.Rejoin(c.Sandbox); err == nil {
 			defer lease.End()
@@ -793,7 +803,7 @@ func (o *runEvents) output(stream int, p []byte) error {
 	if h := o.held[stream]; len(h) > 0 {
 		p = append(h, p...)
 	}
-	whole := len(p) - splitTail(p)
+	whole := len(p) - output.Tail(p)
 	o.held[stream] = bytes.Clone(p[whole:])
 	return o.text(stream, p[:whole])
 }
@@ -802,7 +812,7 @@ func (o *runEvents) text(stream int, p []byte) error {
 	if len(p) == 0 {
 		return nil
 	}
-	as := outputEvent("", p)
+	as := output.Event("", p)
 	return o.send(api.CodeEvent{Type: [...]api.CodeEventType{api.CodeStdout, api.CodeStderr}[stream], Text: as.Text, Data: as.Data})
 }
 

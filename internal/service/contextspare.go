@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/exec"
 )
 
 const (
@@ -47,7 +48,7 @@ func (s *core) takeSpare(sandbox string, req api.CreateContext) *codeContext {
 	s.contexts.mu.Lock()
 	defer s.contexts.mu.Unlock()
 	sp := s.contexts.spares[sandbox]
-	if sp == nil || sp.c == nil || !reflect.DeepEqual(sp.req, spareOf(req)) || sp.c.process().ended() {
+	if sp == nil || sp.c == nil || !reflect.DeepEqual(sp.req, spareOf(req)) || sp.c.process().Ended() {
 		return nil
 	}
 	c := sp.c
@@ -70,7 +71,7 @@ func (s *core) refillSpare(sandbox string, req api.CreateContext) {
 	s.contexts.mu.Lock()
 	defer s.contexts.mu.Unlock()
 	req = spareOf(req)
-	if sp := s.contexts.spares[sandbox]; sp != nil && reflect.DeepEqual(sp.req, req) && (sp.c == nil || !sp.c.process().ended()) {
+	if sp := s.contexts.spares[sandbox]; sp != nil && reflect.DeepEqual(sp.req, req) && (sp.c == nil || !sp.c.process().Ended()) {
 		return
 	}
 	s.contexts.dropSpare(sandbox)
@@ -79,8 +80,8 @@ func (s *core) refillSpare(sandbox string, req api.CreateContext) {
 		return
 	}
 	sp := &spare{req: req}
-	sp.ctx, sp.cancel = context.WithCancel(s.execs.ctx)
-	if !s.execs.spawn(func() { s.keepSpare(sandbox, sp) }) {
+	sp.ctx, sp.cancel = context.WithCancel(s.work.Ctx)
+	if !s.work.Go(func() { s.keepSpare(sandbox, sp) }) {
 		sp.cancel()
 		return
 	}
@@ -101,7 +102,7 @@ func (s *core) keepSpare(sandbox string, sp *spare) {
 	if err != nil {
 		return
 	}
-	c := s.newContext(contextRecord{ID: newExecID(), Sandbox: sandbox, Created: time.Now().UTC(), Request: sp.req})
+	c := s.newContext(contextRecord{ID: exec.NewID(), Sandbox: sandbox, Created: time.Now().UTC(), Request: sp.req})
 	if err := c.startProcess(sp.ctx, &rec); err != nil {
 		s.log.Debug("no interpreter is ready for the next context", "id", sandbox, "error", err)
 		s.removeContext(sp.ctx, c)
@@ -142,7 +143,7 @@ func (s *core) forgetSpare(sandbox string, sp *spare) {
 	c := sp.c
 	sp.c = nil
 	s.contexts.mu.Unlock()
-	if c != nil && s.execs.ctx.Err() == nil { // else the next daemon ends it
-		s.removeContext(s.execs.ctx, c)
+	if c != nil && s.work.Ctx.Err() == nil { // else the next daemon ends it
+		s.removeContext(s.work.Ctx, c)
 	}
 }

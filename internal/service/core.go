@@ -43,10 +43,14 @@ import (
 	"github.com/sandboxd/sandboxd/internal/secrets"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/events"
+	"github.com/sandboxd/sandboxd/internal/service/exec"
+	"github.com/sandboxd/sandboxd/internal/service/execlog"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/internal/service/mainlog"
 	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/internal/service/pool"
 	"github.com/sandboxd/sandboxd/internal/service/share"
+	"github.com/sandboxd/sandboxd/internal/service/work"
 	"github.com/sandboxd/sandboxd/internal/volume"
 	"github.com/sandboxd/sandboxd/interpreter/codepolicy"
 	"github.com/sandboxd/sandboxd/netns/policy"
@@ -213,13 +217,16 @@ type core struct {
 	builds     buildSlots
 	caches     buildCaches
 	disk       disk
-	execs      *execs
+	execs      *exec.Registry
 	contexts   contexts
 	results    *share.Quota // of bytes of results of contexts
 	toolchains toolchains
 	checks     tenantTurns // large checks of code
 	restarts   restarts
+	monitored  monitored
 	finals     finals
+	work       *work.Group // goroutines that outlive the requests that start them
+	guests     guests.Guests
 	logs       *mainlog.Store
 	pools      *pool.Pools
 	parked     *parkedSpares
@@ -230,10 +237,9 @@ type core struct {
 	rejoining tenantTurns // changes of networks on records, and what follows from each
 
 	// The engine's abilities, nil if it lacks them.
-	differ      runtime.Differ          // else diff, commit, snapshots and RUN fail
-	descriptors runtime.DescriptorStore // else detached execs end with the daemon
-	describer   runtime.Describer       // else the engine's pid and defaults are unknown
-	volumer     runtime.Volumer         // else there are no volumes
+	differ    runtime.Differ    // else diff, commit, snapshots and RUN fail
+	describer runtime.Describer // else the engine's pid and defaults are unknown
+	volumer   runtime.Volumer   // else there are no volumes
 }
 
 // Service is the whole that all faces share.
@@ -249,12 +255,13 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
 		results: resultsQuota(),
 	}
+	s.work = work.New(context.WithoutCancel(ctx))
 	s.retention.Store(&opts.RetentionLimits)
 	s.caches.dir = filepath.Join(opts.DataDir, "build-caches")
 	s.disk.reserve, s.disk.closing = opts.DiskReserve, make(chan struct{})
 	s.disk.measure = func() (Disk, error) { return MeasureDisk(opts.DataDir) }
 	s.differ, _ = runtime.As[runtime.Differ](opts.Engine)
-	s.descriptors, _ = runtime.As[runtime.DescriptorStore](opts.Engine)
+	descriptors, _ := runtime.As[runtime.DescriptorStore](opts.Engine)
 	s.describer, _ = runtime.As[runtime.Describer](opts.Engine)
 	s.volumer, _ = runtime.As[runtime.Volumer](opts.Engine)
 	networker, _ := runtime.As[runtime.Networker](opts.Engine)
@@ -302,7 +309,12 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		Dir: filepath.Join(opts.DataDir, "logs"), FileSize: opts.LogSize, Files: opts.LogFiles, Limit: opts.LogLimit, Log: s.log, Tenant: s.tenantOf,
 	})
 	s.sweepLogs()
-	s.execs = newExecs(context.WithoutCancel(ctx))
+	s.guests = guests.Guests{Supervisor: s.supervisor, Log: s.log}
+	s.execs = exec.New(exec.Options{
+		Supervisor: s.supervisor, Descriptors: descriptors, Events: s.events, Logs: s.logs, Work: s.work, Log: s.log,
+		Launch: s.launch, Used: s.parked.drop, Adopt: s.adoptContext, Adopted: s.resumeContexts,
+		MainEnded: func(id string) { s.considerRestart(id, false) },
+	})
 	s.adoptExecs(ctx)
 	s.adoptNetworks()
 	// Images may be removed from here on: running sandboxes have been adopted, so their images are
@@ -393,7 +405,7 @@ func (s *Service) StopAll(ctx context.Context) error {
 				_, err = c.supervisor.Stop(ctx, rec.ID, api.DefaultGrace*time.Second)
 			}
 			if err == nil {
-				err = c.awaitReport(ctx, rec.ID)
+				err = c.execs.AwaitReport(ctx, rec.ID)
 			}
 			if !errors.Is(err, runtime.ErrNotFound) {
 				errs[i] = err
@@ -408,7 +420,8 @@ func (s *Service) StopAll(ctx context.Context) error {
 // request may be under way.
 func (s *Service) Close(ctx context.Context, keep bool) error {
 	s.core.restarts.stop()
-	s.core.execs.stop()
+	s.core.work.Stop(execlog.ErrHanded)
+	s.core.execs.Close()
 	s.core.disk.stop()
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()

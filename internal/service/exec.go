@@ -1,63 +1,44 @@
 package service
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"strings"
-	"sync"
-	"time"
-	"unicode/utf8"
+	"maps"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/exec"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
+	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Exec is the interface that foreground execs, [Execution], and detached ones, [Detached], share.
-type Exec interface {
-	ID() string
-	Record() ExecRecord
-	Signal(req api.ExecSignal) error
-	Resize(rows, cols uint16) error
-	Input(ctx context.Context, r io.Reader, end bool) error
-	common() *program
-	over() <-chan struct{}
-}
+// The types of execs, as faces have them.
+type (
+	// Exec is the interface that foreground execs and detached ones share.
+	Exec = exec.Exec
+	// Execution is an exec that ends with its client.
+	Execution = exec.Execution
+	// Detached is an exec that goes on without a client.
+	Detached = exec.Detached
+	// Upcoming is a client that has attached to a program before its start.
+	Upcoming = exec.Upcoming
+	// ExecRecord is the record of an exec.
+	ExecRecord = exec.Record
+	// Failure is the reason why the exit of a detached exec is unknown.
+	Failure = exec.Failure
+)
 
-// program is the part that execs of both kinds share.
-type program struct {
-	PID int // inside the sandbox
-
-	s     *core
-	req   api.ExecRequest
-	lease *runtime.Lease // nil of an adopted one whose sandbox has ended
-	guest *host.Exec     // nil of an adopted one that has ended
-	oom   *oomWatch
-	stdin sync.WaitGroup
-	input chan struct{} // semaphore of one that serializes writes to stdin
-	done  chan struct{} // closed when it has ended and its record says how
-
-	mu     sync.Mutex
-	record ExecRecord // without counts of output; of its fields only those change that say how it ended
-}
-
-// Execution is an exec that ends with its client. Stream, ExecBuffered and the like end it;
-// otherwise Close does.
-type Execution struct {
-	*program
-
-	close      sync.Once
-	givesStdin bool      // the client gets the end of stdin
-	published  sync.Once // of the event of its end
-	wrote      [2]int64  // bytes of stdout and stderr; guarded by mu
-}
+// ErrLeft is the cause of the end of a context with which [Execution.Stream] leaves a program on a
+// terminal alone.
+var ErrLeft = exec.ErrLeft
 
 // StartExec starts a program in the sandbox with this id or name and gives it the request's stdin,
 // then end of file. Ctx bounds the start; what happens after it is bounded by the context given to
@@ -71,7 +52,7 @@ func (s *API) startFed(ctx context.Context, ref string, req api.ExecRequest, who
 	none := len(req.Stdin) == 0 && !req.TTY // then there is nothing to feed, and no pipe needed
 	x, err := s.start(ctx, ref, req, host.ExecRequest{NoStdin: none, Whole: whole && none})
 	if err == nil && !none {
-		x.stdin.Go(x.feed)
+		x.Feed()
 	}
 	return x, err
 }
@@ -96,7 +77,7 @@ func (s *API) StartPiped(ctx context.Context, ref string, req api.ExecRequest) (
 	req.StdinOpen = false
 	x, err := s.start(ctx, ref, req, host.ExecRequest{})
 	if err == nil {
-		x.givesStdin = true
+		x.GiveStdin()
 	}
 	return x, err
 }
@@ -116,40 +97,18 @@ func (s *API) start(ctx context.Context, ref string, req api.ExecRequest, r host
 	if err != nil {
 		return nil, err
 	}
-	defer s.execs.starting(lease.Record.ID)() // until it is listed
-	p, err := s.startProgram(ctx, lease, req, r)
+	return s.execs.Start(ctx, lease, req, r)
+}
+
+// launch implements [exec.Options.Launch].
+func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (*host.Exec, error) {
+	rec := &lease.Record
+	client := guests.Of(lease)
+	r, err := fullRequest(ctx, rec, &req, r, client)
 	if err != nil {
 		return nil, err
 	}
-	x := &Execution{program: p}
-	s.execs.register(x)
-	s.publishExecStarted(p, &lease.Record)
-	return x, nil
-}
-
-// startProgram starts the program of a valid request, for an exec of either kind, and takes over
-// the lease. Of r the caller sets how the program is connected.
-func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (_ *program, err error) {
-	defer func() {
-		if err != nil {
-			lease.End()
-		}
-	}()
-	ctx, cancel := withGone(ctx, lease)
-	defer cancel()
-	defer func() {
-		if err != nil && errors.Is(err, errEnded) {
-			err = s.ended(lease)
-		}
-	}()
-	rec := &lease.Record
-	client := guestOf(lease)
-	if r, err = fullRequest(ctx, rec, &req, r, client); err != nil {
-		return nil, err
-	}
-	spec := cmp.Or(req.User, rec.User)
-	oom := s.watchOOM(ctx, rec)
-	ge, err := client.Exec(ctx, r)
+	x, err := client.Exec(ctx, r)
 	if r.User != "" && refused(err, unix.EINVAL) {
 		// An init of an earlier version, which has outlived its daemon, knows no users.
 		var id identity
@@ -157,15 +116,13 @@ func (s *core) startProgram(ctx context.Context, lease *runtime.Lease, req api.E
 			r.User, r.NonRoot = "", false
 			r.UID, r.GID, r.Groups = id.uid, id.gid, id.groups
 			r.Env = execEnv(rec.ImageEnv, rec.Env, req.Env, id.home, req.TTY)
-			ge, err = client.Exec(ctx, r)
+			x, err = client.Exec(ctx, r)
 		}
 	}
 	if err != nil {
-		oom.wait()
-		return nil, s.gone(ctx, lease, userError(rec, spec, execError(req.Argv[0], r.Cwd, err)))
+		return nil, s.guests.Lost(ctx, lease, userError(rec, cmp.Or(req.User, rec.User), execError(req.Argv[0], r.Cwd, err)))
 	}
-	oom.wait()
-	return s.program(lease, req, ge, oom), nil
+	return x, nil
 }
 
 // fullRequest completes r, of which the caller sets how the program is connected.
@@ -194,188 +151,6 @@ func fullRequest(ctx context.Context, rec *runtime.Record, req *api.ExecRequest,
 	return r, nil
 }
 
-// program returns a program that has started.
-func (s *core) program(lease *runtime.Lease, req api.ExecRequest, ge *host.Exec, oom *oomWatch) *program {
-	rec := &lease.Record
-	x := &program{PID: ge.PID, s: s, req: req, lease: lease, guest: ge, oom: oom, input: make(chan struct{}, 1), done: make(chan struct{})}
-	x.record.Exec = api.Exec{
-		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: cmp.Or(req.User, rec.User), Cwd: cmp.Or(req.Cwd, rec.Cwd), TTY: req.TTY,
-		Detached: req.Detach, StdinOpen: req.StdinOpen, Annotations: req.Annotations, PID: ge.PID, State: api.ExecRunning, StartedAt: time.Now().UTC(),
-	}
-	return x
-}
-
-// ID returns the exec's id.
-func (x *program) ID() string { return x.record.ID }
-
-func (x *program) common() *program { return x }
-
-func (x *program) ended() bool { return closed(x.done) }
-
-// over returns a channel that is closed when the program has ended.
-func (x *program) over() <-chan struct{} { return x.done }
-
-// closed reports whether a channel on which nothing is sent is closed.
-func closed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
-// Record returns the record of the execution at this moment.
-func (x *Execution) Record() ExecRecord {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	rec := x.record
-	rec.StdoutBytes, rec.StderrBytes = x.wrote[0], x.wrote[1]
-	return rec
-}
-
-// count counts output.
-func (x *Execution) count(stream string, n int) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if stream == "stderr" {
-		x.wrote[1] += int64(n)
-	} else {
-		x.wrote[0] += int64(n)
-	}
-}
-
-// Close kills the rest of the execution's program and returns when none of its goroutines runs.
-func (x *Execution) Close() {
-	x.close.Do(func() {
-		_ = x.guest.Close() // always nil
-		x.stdin.Wait()
-		x.s.execs.unregister(x)
-		x.published.Do(func() { x.s.publishExecEnded(x.program, nil, "its request ended before it") })
-		x.lease.End()
-		close(x.done)
-	})
-}
-
-// Signal sends a signal, by its name with or without SIG. Signalling an exec that has ended is no
-// error.
-func (x *program) Signal(req api.ExecSignal) error {
-	full := strings.ToUpper(req.Signal)
-	if !strings.HasPrefix(full, "SIG") {
-		full = "SIG" + full
-	}
-	sig := unix.SignalNum(full)
-	to := host.ReachGroup
-	switch {
-	case sig == 0:
-		return class.Invalidf("signal %q: no such signal", class.Clip(req.Signal))
-	case req.All && req.Main:
-		return class.Invalidf("all, main: one of the two at most")
-	case req.All:
-		to = host.ReachAll
-	case req.Main:
-		to = host.ReachMain
-	}
-	if x.ended() {
-		return nil
-	}
-	if req.All && sig == unix.SIGKILL {
-		return x.guest.Kill() // which lets nothing get away
-	}
-	return x.guest.Signal(sig, to)
-}
-
-// Resize sets the size of the program's terminal.
-func (x *program) Resize(rows, cols uint16) error {
-	if !x.req.TTY {
-		return class.Invalidf("resize: the program has no terminal")
-	}
-	if x.ended() {
-		return nil
-	}
-	return x.guest.Resize(rows, cols)
-}
-
-// closeStdin gives the program end of file. On a terminal that is the character which a person
-// would type.
-func (x *program) closeStdin() error {
-	if x.req.TTY {
-		_, err := x.guest.Write([]byte{eot})
-		return err
-	}
-	return x.guest.Stdin.Close()
-}
-
-// eot is Ctrl-D, the VEOF of a new terminal. At the beginning of a line it means end of file.
-const eot = 4
-
-// feed writes the request's stdin, then end of file. A program that does not read it is no error.
-func (x *Execution) feed() {
-	if _, err := x.guest.Write(x.req.Stdin); err != nil {
-		return // the program has closed its stdin or ended
-	}
-	if n := len(x.req.Stdin); x.req.TTY && n > 0 && x.req.Stdin[n-1] != '\n' {
-		_, _ = x.guest.Write([]byte{eot}) // in the middle of a line the first one only ends that
-	}
-	_ = x.closeStdin() // as above
-}
-
-// Stream passes the program's output to sink and returns its exit. If ctx ends or sink fails,
-// everything that the execution started is killed. If ctx ends with [ErrLeft], it is not: Leave
-// comes next.
-func (x *Execution) Stream(ctx context.Context, sink func(stream string, p []byte) error) (api.Exit, api.Usage, error) {
-	return x.end(ctx, func(ctx context.Context) (host.ExecExit, error) {
-		return x.guest.Stream(ctx, func(stream string, p []byte) error {
-			x.count(stream, len(p))
-			return sink(stream, p)
-		})
-	})
-}
-
-// Ends returns descriptors of the host's ends of the program's stdout, its stderr and, if it was
-// started so, its stdin. They are the caller's to close. Await comes next.
-func (x *Execution) Ends() ([]int, error) { return x.guest.Ends(x.givesStdin) }
-
-// Await is Stream for a program whose output the client reads from the pipes. The output is not
-// counted.
-func (x *Execution) Await(ctx context.Context) (api.Exit, api.Usage, error) {
-	if x.givesStdin {
-		_ = x.guest.Stdin.Close() // or the program's stdin would not end with the client's
-	}
-	return x.end(ctx, x.guest.Await)
-}
-
-// end returns the exit that wait returns, as the API shows it.
-func (x *Execution) end(ctx context.Context, wait func(context.Context) (host.ExecExit, error)) (api.Exit, api.Usage, error) {
-	ctx, cancel := withGone(ctx, x.lease)
-	defer cancel()
-	exit, err := wait(ctx)
-	switch {
-	case errors.Is(err, errEnded):
-		return api.Exit{}, api.Usage{}, x.s.ended(x.lease)
-	case err != nil:
-		return api.Exit{}, api.Usage{}, x.s.gone(ctx, x.lease, err)
-	}
-	e := exitOf(exit, x.oom.struck(ctx))
-	// Here, so that the event is there when the client reads the exit.
-	x.published.Do(func() { x.s.publishExecEnded(x.program, &e, "") })
-	return e, usageOf(exit), nil
-}
-
-func exitOf(e host.ExecExit, oom bool) api.Exit {
-	exit := api.Exit{Code: e.Code, OOM: oom, Timeout: e.Timeout}
-	if e.Signal != 0 {
-		exit.Code = 128 + int(e.Signal)
-		exit.Signal = cmp.Or(unix.SignalName(e.Signal), fmt.Sprintf("SIG%d", int(e.Signal)))
-	}
-	return exit
-}
-
-func usageOf(e host.ExecExit) api.Usage {
-	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-	return api.Usage{WallMS: ms(e.Wall), CPUMS: ms(e.CPU), MemoryPeak: e.MaxRSS}
-}
-
 // ExecBuffered runs a program to its end and keeps the beginning of its output.
 func (s *API) ExecBuffered(ctx context.Context, ref string, req api.ExecRequest) (*api.ExecResult, error) {
 	x, err := s.startFed(ctx, ref, req, true)
@@ -383,29 +158,16 @@ func (s *API) ExecBuffered(ctx context.Context, ref string, req api.ExecRequest)
 		return nil, err
 	}
 	defer x.Close()
-	limit := int(cmp.Or(req.OutputLimit, defaultOutputLimit))
-	stdout, stderr := head{limit: limit}, head{limit: limit}
-	exit, usage, err := x.Stream(ctx, x.keepIn(&stdout, &stderr))
+	limit := int(cmp.Or(req.OutputLimit, exec.DefaultOutputLimit))
+	stdout, stderr := output.Head{Limit: limit}, output.Head{Limit: limit}
+	exit, usage, err := x.Stream(ctx, x.KeepIn(&stdout, &stderr))
 	if err != nil {
 		return nil, err
 	}
-	res := &api.ExecResult{Exit: exit, Usage: usage, Truncated: stdout.truncated || stderr.truncated}
-	res.Stdout, res.StdoutBytes = stdout.result()
-	res.Stderr, res.StderrBytes = stderr.result()
+	res := &api.ExecResult{Exit: exit, Usage: usage, Truncated: stdout.Truncated || stderr.Truncated}
+	res.Stdout, res.StdoutBytes = stdout.Result()
+	res.Stderr, res.StderrBytes = stderr.Result()
 	return res, nil
-}
-
-// keepIn returns a sink that keeps the beginning of each stream, and slows a program whose output
-// exceeds the limit.
-func (x *Execution) keepIn(stdout, stderr *head) func(stream string, p []byte) error {
-	return func(stream string, p []byte) error {
-		to := stdout
-		if stream == "stderr" {
-			to = stderr
-		}
-		to.writePaced(p, x.guest.Over())
-		return nil
-	}
 }
 
 // ExecStream runs a program and emits events as they happen: first the pid, then output, last the
@@ -416,76 +178,11 @@ func (s *API) ExecStream(ctx context.Context, ref string, req api.ExecRequest, e
 		return err
 	}
 	defer x.Close()
-	last, err := x.streamEvents(ctx, emit)
+	last, err := x.Events(ctx, emit)
 	if err != nil {
 		return err
 	}
 	return emit(last)
-}
-
-// streamEvents emits all events but the last, which it returns.
-func (x *Execution) streamEvents(ctx context.Context, emit func(api.ExecEvent) error) (last api.ExecEvent, err error) {
-	if err := emit(api.ExecEvent{PID: x.PID, Exec: x.record.ID}); err != nil {
-		return last, err
-	}
-	var chars characters
-	exit, usage, err := x.Stream(ctx, chars.whole(func(stream string, p []byte) error { return emit(outputEvent(stream, p)) }))
-	if err == nil {
-		err = chars.rest(func(stream string, p []byte) error { return emit(outputEvent(stream, p)) })
-	}
-	return api.ExecEvent{Exit: &exit, Usage: &usage}, err
-}
-
-// characters cuts output between characters: of each stream it holds the beginning of one.
-type characters struct{ held map[string][]byte }
-
-// whole returns a sink that passes whole characters on to another one.
-func (c *characters) whole(sink func(stream string, p []byte) error) func(stream string, p []byte) error {
-	c.held = map[string][]byte{}
-	return func(stream string, p []byte) error {
-		if h := c.held[stream]; len(h) > 0 {
-			p = append(h, p...)
-		}
-		whole := len(p) - splitTail(p)
-		c.held[stream] = bytes.Clone(p[whole:])
-		if whole == 0 {
-			return nil
-		}
-		return sink(stream, p[:whole])
-	}
-}
-
-// rest passes on what is held at the end of the output.
-func (c *characters) rest(sink func(stream string, p []byte) error) error {
-	for _, stream := range []string{"stdout", "stderr"} {
-		if h := c.held[stream]; len(h) > 0 {
-			if err := sink(stream, h); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// splitTail returns the number of bytes at the end of p that begin an incomplete character: 0 to 3.
-func splitTail(p []byte) int {
-	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
-		if tail := p[len(p)-n:]; utf8.RuneStart(tail[0]) {
-			if utf8.FullRune(tail) {
-				return 0
-			}
-			return n
-		}
-	}
-	return 0
-}
-
-// outputEvent returns an event with bytes as text where they are text.
-func outputEvent(stream string, p []byte) api.ExecEvent {
-	if utf8.Valid(p) {
-		return api.ExecEvent{Stream: stream, Text: string(p)}
-	}
-	return api.ExecEvent{Stream: stream, Data: bytes.Clone(p)}
 }
 
 // Run makes a sandbox, runs one program in it and deletes it, whatever happened in between. With a
@@ -525,7 +222,7 @@ func (s *API) Run(ctx context.Context, req api.RunRequest, emit func(api.ExecEve
 		return nil, err
 	}
 	defer x.Close()
-	last, err := x.streamEvents(ctx, emit)
+	last, err := x.Events(ctx, emit)
 	x.Close()
 	// Everything is removed before the last event, of the face in the case of an error.
 	if err = errors.Join(err, remove()); err != nil {
@@ -534,83 +231,37 @@ func (s *API) Run(ctx context.Context, req api.RunRequest, emit func(api.ExecEve
 	return nil, emit(last)
 }
 
-// head keeps the first bytes of a stream.
-type head struct {
-	limit     int
-	buf       []byte
-	truncated bool
-	pace      host.Pace // of output beyond the limit
+// rlimits are the resources that a sandbox or an exec may limit.
+var rlimits = map[string]int{
+	"as": unix.RLIMIT_AS, "core": unix.RLIMIT_CORE, "cpu": unix.RLIMIT_CPU, "data": unix.RLIMIT_DATA, "fsize": unix.RLIMIT_FSIZE,
+	"memlock": unix.RLIMIT_MEMLOCK, "nofile": unix.RLIMIT_NOFILE, "nproc": unix.RLIMIT_NPROC, "stack": unix.RLIMIT_STACK,
 }
 
-func (h *head) write(p []byte) {
-	if room := h.limit - len(h.buf); len(p) > room {
-		p = p[:room]
-		h.truncated = true
-	}
-	h.buf = append(h.buf, p...)
-}
-
-// writePaced writes, and waits if that exceeds the limit, so that a flood is read slowly.
-func (h *head) writePaced(p []byte, over <-chan struct{}) {
-	if h.write(p); h.truncated {
-		h.pace.Wait(over, 1)
-	}
-}
-
-// result is the text, and the exact bytes where the text is not the same.
-func (h *head) result() (string, []byte) {
-	if utf8.Valid(h.buf) {
-		return string(h.buf), nil
-	}
-	if h.truncated {
-		// A character that the limit cut in two is dropped whole.
-		if cut := h.buf[:len(h.buf)-splitTail(h.buf)]; utf8.Valid(cut) {
-			return string(cut), nil
+// limitsOf turns the limits of a sandbox and those of a request, which replace them, into init's,
+// in an order that does not change. Both have been validated.
+func limitsOf(sandbox map[string]api.Rlimit, asked map[string]uint64) []guest.Rlimit {
+	var out []guest.Rlimit
+	for _, name := range slices.Sorted(maps.Keys(rlimits)) {
+		n, ofExec := asked[name]
+		l, ofSandbox := sandbox[name]
+		switch {
+		case ofExec:
+			out = append(out, guest.Rlimit{Resource: rlimits[name], Value: n})
+		case ofSandbox && l.Soft != l.Hard:
+			out = append(out, guest.Rlimit{Resource: rlimits[name], Value: l.Hard, Soft: &l.Soft})
+		case ofSandbox:
+			out = append(out, guest.Rlimit{Resource: rlimits[name], Value: l.Hard})
 		}
 	}
-	return strings.ToValidUTF8(string(h.buf), "\uFFFD"), h.buf
+	return out
 }
 
-// oomWatch compares the number of out-of-memory kills before and after an exec.
-type oomWatch struct {
-	s      *core
-	id     string
-	before int
-	err    error
-	done   chan struct{} // nil where there is no memory cgroup to ask
-}
-
-// watchOOM reads the number before, concurrently with the start of the program, which takes as
-// long.
-func (s *core) watchOOM(ctx context.Context, rec *runtime.Record) *oomWatch {
-	w := &oomWatch{s: s, id: rec.ID}
-	if rec.Enforced.Memory != "cgroup" {
-		return w
+// limitName is what init's number of a limit is called.
+func limitName(number string) string {
+	for name, n := range rlimits {
+		if fmt.Sprint(n) == number {
+			return name
+		}
 	}
-	w.done = make(chan struct{})
-	go func() {
-		defer close(w.done)
-		w.before, w.err = s.supervisor.OOMKills(ctx, w.id)
-	}()
-	return w
-}
-
-func (w *oomWatch) wait() {
-	if w.done != nil {
-		<-w.done
-	}
-}
-
-// struck reads the number again. An unknown number is no error of the exec: its exit is known.
-func (w *oomWatch) struck(ctx context.Context) bool {
-	if w.done == nil || w.err != nil {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
-	defer cancel()
-	after, err := w.s.supervisor.OOMKills(ctx, w.id)
-	if err != nil && !errors.Is(err, runtime.ErrNotFound) {
-		w.s.log.Warn("out-of-memory kills of a sandbox are unknown", "id", w.id, "error", err)
-	}
-	return err == nil && after > w.before
+	return number
 }

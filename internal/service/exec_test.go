@@ -5,73 +5,10 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"unicode/utf8"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 )
-
-func TestBufferedOutput(t *testing.T) {
-	for name, tc := range map[string]struct {
-		limit     int
-		writes    []string
-		text      string
-		bytes     []byte
-		truncated bool
-	}{
-		"nothing":               {10, nil, "", nil, false},
-		"text":                  {10, []string{"a", "ä"}, "aä", nil, false},
-		"character in two":      {10, []string{"\xc3", "\xa4"}, "ä", nil, false},
-		"exactly the limit":     {3, []string{"abc"}, "abc", nil, false},
-		"more than the limit":   {3, []string{"ab", "cd", "ef"}, "abc", nil, true},
-		"not text":              {10, []string{"a\xffb"}, "a\uFFFDb", []byte("a\xffb"), false},
-		"cut within character":  {4, []string{"abcä"}, "abc", nil, true},
-		"cut within four bytes": {4, []string{"a\U0001F600"}, "a", nil, true},
-		"not text, cut":         {3, []string{"\xff\xfe\xfd\xfc"}, "\uFFFD", []byte("\xff\xfe\xfd"), true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			h := head{limit: tc.limit}
-			for _, w := range tc.writes {
-				h.write([]byte(w))
-			}
-			text, bytes := h.result()
-			if text != tc.text || string(bytes) != string(tc.bytes) || h.truncated != tc.truncated {
-				t.Errorf("%q, %q, %v", text, bytes, h.truncated)
-			}
-		})
-	}
-}
-
-func TestExitOf(t *testing.T) {
-	for name, tc := range map[string]struct {
-		in   host.ExecExit
-		oom  bool
-		want api.Exit
-	}{
-		"success":      {host.ExecExit{}, false, api.Exit{}},
-		"code":         {host.ExecExit{Code: 3}, false, api.Exit{Code: 3}},
-		"signal":       {host.ExecExit{Signal: 9}, true, api.Exit{Code: 137, Signal: "SIGKILL", OOM: true}},
-		"timeout":      {host.ExecExit{Signal: 9, Timeout: true}, false, api.Exit{Code: 137, Signal: "SIGKILL", Timeout: true}},
-		"odd signal":   {host.ExecExit{Signal: 40}, false, api.Exit{Code: 168, Signal: "SIG40"}},
-		"code and oom": {host.ExecExit{Code: 1}, true, api.Exit{Code: 1, OOM: true}},
-	} {
-		if diff := cmp.Diff(tc.want, exitOf(tc.in, tc.oom)); diff != "" {
-			t.Errorf("%s: %s", name, diff)
-		}
-	}
-}
-
-func TestOutputEventIsTextWhereItIsText(t *testing.T) {
-	if e := outputEvent("stdout", []byte("ä")); e.Text != "ä" || e.Data != nil {
-		t.Errorf("%+v", e)
-	}
-	if e := outputEvent("stderr", []byte("\xc3")); e.Text != "" || string(e.Data) != "\xc3" || e.Stream != "stderr" {
-		t.Errorf("%+v", e)
-	}
-}
 
 func TestValidation(t *testing.T) {
 	long := strings.Repeat("x", 200)
@@ -166,20 +103,4 @@ func FuzzRequests(f *testing.F) {
 			_ = validateCreate(&c)
 		}
 	})
-}
-
-// Wherever a text is cut, only the beginning of a character is held back.
-func TestSplitTail(t *testing.T) {
-	const text = "aé€😀z\u0800\U0010ffff"
-	for i := range len(text) + 1 {
-		n := splitTail([]byte(text[:i]))
-		if whole := text[:i-n]; n > 3 || !utf8.ValidString(whole) {
-			t.Errorf("%q: %d", text[:i], n)
-		}
-	}
-	for s, want := range map[string]int{"": 0, "\xff": 0, "a\x80": 0, "\x80\x80\x80\x80": 0, "\xc3": 1, "\xe2\x82": 2, "\xf0\x9f\x98": 3, "\xc3(": 0, "\xed\xa0": 0} {
-		if got := splitTail([]byte(s)); got != want {
-			t.Errorf("%q: %d, want %d", s, got, want)
-		}
-	}
 }

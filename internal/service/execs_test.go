@@ -14,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
 	"github.com/sandboxd/sandboxd/internal/service"
+	"github.com/sandboxd/sandboxd/internal/service/exec"
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -214,8 +215,8 @@ func TestDetachedExecThatCannotBeKept(t *testing.T) {
 			t.Fatalf("%+v", list)
 		}
 	}
-	if count, kept, of := r.D.Service().CountExecs(); count != 0 || kept != 0 || of != 0 {
-		t.Errorf("%d, %d, %d", count, kept, of)
+	if all := r.D.Service().Execs().Counts(); all != (exec.Counts{}) {
+		t.Errorf("%+v", all)
 	}
 }
 
@@ -228,16 +229,16 @@ func TestDetachedExecsAreBounded(t *testing.T) {
 	long := r.Detach(sb.ID, api.ExecRequest{Argv: []string{"sleep", "600"}})
 	r.IdlesAfter(sb.ID, 0.3)
 	var last api.Exec
-	for range service.MaxFinished + 3 {
+	for range exec.MaxFinished + 3 {
 		last = r.Detach(sb.ID, api.ExecRequest{Argv: []string{"true"}})
 		r.Until(last, daemontest.Exited)
 	}
 	<-time.After(time.Second) // no event tells that a sandbox has not been ended
 	list := daemontest.Decode[api.ExecList](t, r.Do("GET", "/v1/sandboxes/"+sb.ID+"/execs", nil), http.StatusOK)
-	if len(list.Execs) != service.MaxFinished+1 || list.Execs[0].ID != long.ID || list.Execs[service.MaxFinished].ID != last.ID {
+	if len(list.Execs) != exec.MaxFinished+1 || list.Execs[0].ID != long.ID || list.Execs[exec.MaxFinished].ID != last.ID {
 		t.Errorf("%d execs", len(list.Execs))
 	}
-	for range service.MaxDetached - service.MaxFinished - 1 {
+	for range exec.MaxDetached - exec.MaxFinished - 1 {
 		r.Detach(sb.ID, api.ExecRequest{Argv: []string{"sleep", "600"}})
 	}
 	req := api.ExecRequest{Argv: []string{"true"}, Detach: true}
@@ -254,7 +255,7 @@ func TestEndedExecsMakeRoomForThoseOfOthers(t *testing.T) {
 	descriptors := servicetest.NewDescriptorStore(t)
 	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, descriptors)
 	r := b.Start()
-	const each = service.MaxKept / service.MaxOutputLimit / 4
+	const each = exec.MaxKept / service.MaxOutputLimit / 4
 	var oldest api.Exec
 	for i := range 5 {
 		sb := r.Create(api.CreateSandbox{})
@@ -267,8 +268,8 @@ func TestEndedExecsMakeRoomForThoseOfOthers(t *testing.T) {
 		}
 	}
 	daemontest.Problem(t, r.Do("GET", "/v1/sandboxes/"+oldest.Sandbox+"/execs/"+oldest.ID, nil), api.CodeNotFound)
-	if count, kept, _ := r.D.Service().CountExecs(); count != 4*each || kept != service.MaxKept || descriptors.Count() != 4*each {
-		t.Errorf("%d execs with %d bytes, %d are stored", count, kept, descriptors.Count())
+	if all := r.D.Service().Execs().Counts(); all.Detached != 4*each || all.Kept != exec.MaxKept || descriptors.Count() != 4*each {
+		t.Errorf("%+v, %d are stored", all, descriptors.Count())
 	}
 }
 

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/exec"
 	"github.com/sandboxd/sandboxd/internal/service/execlog"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/internal/service/share"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -19,11 +21,7 @@ import (
 const (
 	DefaultProfile = defaultProfile
 	MaxBuilds      = maxBuilds
-	MaxDetached    = maxDetached
-	MaxFinished    = maxFinished
-	MaxKept        = maxKept
 	MaxOutputLimit = maxOutputLimit
-	MainRing       = mainRing
 	MaxCommand     = maxCommand
 	MaxLabels      = maxLabels
 )
@@ -31,7 +29,7 @@ const (
 var (
 	ExecError = execError
 	FileError = fileError
-	GuestOf   = guestOf
+	GuestOf   = guests.Of
 	UserError = userError
 )
 
@@ -96,31 +94,11 @@ type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
-// CountExecs returns the number of detached execs, their bytes and the number of sandboxes that
-// have execs.
-func (s *Service) CountExecs() (count int, kept int64, sandboxes int) {
-	e := s.core.execs
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.count, e.kept, len(e.of)
-}
+// Execs returns the registry of all execs.
+func (s *Service) Execs() *exec.Registry { return s.core.execs }
 
-// ListedExecs returns the number of listed execs of a sandbox.
-func (s *Service) ListedExecs(id string) int {
-	e := s.core.execs
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return len(e.of[id])
-}
-
-// LoseMain makes the service one that stops before it has started the main process of a sandbox.
-func (s *Service) LoseMain(id string) {
-	e := s.core.execs
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.closed = true
-	delete(e.mains, id)
-}
+// Stopping makes the service one that starts nothing any more.
+func (s *Service) Stopping() { s.core.work.Close() }
 
 // ForgetBegins makes the record of a context one of a daemon that had no field Begins.
 func ForgetBegins(files []*os.File) error {
@@ -141,41 +119,17 @@ func ForgetBegins(files []*os.File) error {
 
 // RewriteInit changes the pid of the init in the record of an exec that runs, and removes its end.
 func RewriteInit(files []*os.File, pid int) error {
-	var rest left
+	var rest map[string]any
 	if ok, err := execlog.ReadDocument(files[1], execlog.Record, &rest); err != nil || !ok {
 		return errors.Join(errors.New("no record"), err)
 	}
-	rest.Init = pid
+	rest["Init"] = pid
 	log, err := execlog.Adopt(files[0], files[1], 1<<20)
 	if err != nil {
 		return err
 	}
 	_, err = files[1].WriteAt(make([]byte, 8), int64(execlog.End))
 	return errors.Join(err, log.Write(execlog.Record, rest))
-}
-
-// Waiting returns the numbers of prepared execs and of clients that wait for starts, of all
-// sandboxes.
-func (s *Service) Waiting() (prepared, clients int) {
-	e := s.core.execs
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, of := range e.prepared {
-		prepared += len(of)
-	}
-	for _, of := range e.upcoming {
-		clients += len(of)
-	}
-	return prepared, clients
-}
-
-// PrepareLate prepares an exec of a sandbox that was found before.
-func (s *Service) PrepareLate(sandbox string) error {
-	p := &prepared{record: ExecRecord{Exec: api.Exec{ID: newExecID(), Sandbox: sandbox, State: api.ExecPrepared}}}
-	if err := s.core.execs.prepare(p, quota{parts: 1}); err != nil {
-		return err
-	}
-	return s.core.stillThere(sandbox)
 }
 
 // Results returns the quota of bytes of results.
@@ -186,7 +140,7 @@ func (s *API) SpareExec(sandbox string) string {
 	s.contexts.mu.Lock()
 	defer s.contexts.mu.Unlock()
 	if sp := s.contexts.spares[sandbox]; sp != nil && sp.c != nil {
-		return sp.c.process().record.ID
+		return sp.c.process().ID()
 	}
 	return ""
 }

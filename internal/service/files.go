@@ -16,6 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -25,24 +26,16 @@ func (s *API) use(ctx context.Context, ref string) (context.Context, *host.Clien
 	if err != nil {
 		return nil, nil, nil, nil, err
 	}
-	ctx, cancel := withGone(ctx, lease)
-	return ctx, guestOf(lease), lease, func() { cancel(); lease.End() }, nil
-}
-
-// guestOf is a client of the sandbox's init that waits for one that is being read.
-func guestOf(lease *runtime.Lease) *host.Client {
-	c := host.NewClient(lease.Socket)
-	c.Held = lease.Held
-	c.Load = func() (host.Load, bool) { return host.LoadOf(lease.Record.PID) }
-	return c
+	ctx, cancel := guests.WithGone(ctx, lease)
+	return ctx, guests.Of(lease), lease, func() { cancel(); lease.End() }, nil
 }
 
 // fail classifies an error of a request about the file at path.
 func (s *core) fail(ctx context.Context, lease *runtime.Lease, path string, err error) error {
-	if errors.Is(err, errEnded) {
-		return s.ended(lease)
+	if errors.Is(err, guests.ErrEnded) {
+		return s.guests.Ended(lease)
 	}
-	return s.gone(ctx, lease, fileError(path, err))
+	return s.guests.Lost(ctx, lease, fileError(path, err))
 }
 
 // ReadFile opens a regular file of a sandbox of any state but paused. The descriptor is the
@@ -132,8 +125,8 @@ func (s *core) copyError(lease *runtime.Lease, path string, err error) error {
 	if _, ok := errors.AsType[*fs.PathError](err); ok {
 		return writeError(path, err)
 	}
-	if errors.Is(err, errEnded) {
-		return s.ended(lease)
+	if errors.Is(err, guests.ErrEnded) {
+		return s.guests.Ended(lease)
 	}
 	return bodyError(err)
 }
@@ -291,8 +284,8 @@ func (s *core) extract(
 			// The body broke off. An archive that ended here could be mistaken for a whole one.
 			cancel()
 			wg.Wait()
-			if errors.Is(cerr, errEnded) {
-				return s.ended(lease)
+			if errors.Is(cerr, guests.ErrEnded) {
+				return s.guests.Ended(lease)
 			}
 			return bodyError(cerr)
 		}

@@ -8,12 +8,15 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
+	"github.com/sandboxd/sandboxd/internal/service/output"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -216,6 +219,12 @@ func (m *healthMonitor) run(ctx context.Context, h *api.SandboxHealth) {
 	}
 }
 
+// monitored is the registry of the sandboxes whose health is checked. The zero value is ready.
+type monitored struct {
+	mu   sync.Mutex
+	gone map[string]<-chan struct{} // by the sandbox's id; closed when it ceases to run
+}
+
 // watchHealth begins to check a sandbox that runs or is paused, unless it has no health check or
 // is being checked.
 func (s *core) watchHealth(id string) {
@@ -228,10 +237,13 @@ func (s *core) watchHealth(id string) {
 	if rec.HealthCheck == nil || rec.Health == nil {
 		return
 	}
-	s.execs.mu.Lock()
-	begun := s.execs.checked[id] == lease.Gone
-	s.execs.checked[id] = lease.Gone
-	s.execs.mu.Unlock()
+	s.monitored.mu.Lock()
+	begun := s.monitored.gone[id] == lease.Gone
+	if s.monitored.gone == nil {
+		s.monitored.gone = make(map[string]<-chan struct{})
+	}
+	s.monitored.gone[id] = lease.Gone
+	s.monitored.mu.Unlock()
 	if begun {
 		return
 	}
@@ -244,14 +256,14 @@ func (s *core) watchHealth(id string) {
 			}
 		},
 	}
-	s.execs.spawn(func() {
-		ctx, cancel := withGone(s.execs.ctx, lease)
+	s.work.Go(func() {
+		ctx, cancel := guests.WithGone(s.work.Ctx, lease)
 		defer cancel()
 		m.run(ctx, rec.Health)
-		s.execs.mu.Lock()
-		defer s.execs.mu.Unlock()
-		if s.execs.checked[id] == lease.Gone {
-			delete(s.execs.checked, id)
+		s.monitored.mu.Lock()
+		defer s.monitored.mu.Unlock()
+		if s.monitored.gone[id] == lease.Gone {
+			delete(s.monitored.gone, id)
 		}
 	})
 }
@@ -282,15 +294,13 @@ func (s *core) probeHealth(ctx context.Context, rec *runtime.Record) (result api
 // runProbe runs a program that no client sees, and keeps the beginning of its output. It takes over
 // the lease.
 func (s *core) runProbe(ctx context.Context, lease *runtime.Lease, req api.ExecRequest) (api.Exit, string, error) {
-	p, err := s.startProgram(ctx, lease, req, host.ExecRequest{NoStdin: true, Whole: true})
+	x, err := s.execs.StartUnlisted(ctx, lease, req, host.ExecRequest{NoStdin: true, Whole: true})
 	if err != nil {
 		return api.Exit{}, "", err
 	}
-	x := &Execution{program: p}
-	x.published.Do(func() {})
 	defer x.Close()
-	out := head{limit: healthOutput}
-	exit, _, err := x.Stream(ctx, x.keepIn(&out, &out))
-	text, _ := out.result()
+	out := output.Head{Limit: healthOutput}
+	exit, _, err := x.Stream(ctx, x.KeepIn(&out, &out))
+	text, _ := out.Result()
 	return exit, text, err
 }

@@ -311,7 +311,7 @@ func TestLogOfSandboxDeletedMeanwhile(t *testing.T) {
 		}
 	}
 	id := r.Create(api.CreateSandbox{Name: "gone", Command: []string{"sh", "-c", "echo here; sleep 600"}}).ID
-	r.Await(func() string { return "its main process is still listed" }, func() bool { return r.D.Service().ListedExecs(id) == 0 })
+	r.Await(func() string { return "its main process is still listed" }, func() bool { return len(r.D.Service().Execs().List(id)) == 0 })
 	r.Cancel()
 	r.Wait()
 	if left, err := os.ReadDir(filepath.Join(b.Options.DataDir, "logs")); err != nil || len(left) != 0 {
@@ -350,12 +350,14 @@ func TestMainProcessThatIsAdoptedLaterRunsOnce(t *testing.T) {
 func TestMainProcessIsStartedByTheNextDaemon(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	r := b.Start()
-	sb := r.Create(api.CreateSandbox{Command: []string{"sh", "-c", "echo here; sleep 600"}})
-	r.D.Service().LoseMain(sb.ID)
+	sb := r.Create(api.CreateSandbox{Command: []string{"sh", "-c", "echo here; sleep 600"}, Stopped: true})
+	daemontest.Decode[api.Sandbox](t, r.Do("POST", "/v1/sandboxes/"+sb.ID+"/start", api.StartSandbox{Idle: true}), http.StatusOK)
+	r.D.Service().Stopping()
 	rec, err := r.D.Service().Supervisor().Get(sb.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
+	rec.Idle = false
 	if err := r.D.Service().StartAgain(t.Context(), &rec); !errors.Is(err, class.ErrStopping) {
 		t.Errorf("%v", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 	"github.com/sandboxd/sandboxd/internal/service/network"
 	"github.com/sandboxd/sandboxd/netns/policy"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -52,14 +53,14 @@ func (s *core) adoptNetworks() {
 	// All are found by name before the first of them asks.
 	s.networks.Expect(records)
 	for _, rec := range records {
-		s.execs.spawn(func() {
+		s.work.Go(func() {
 			lease, err := s.supervisor.Rejoin(rec.ID)
 			if err != nil {
 				s.networks.Miss(rec.ID) // it has ended
 				return
 			}
 			defer lease.End()
-			if err := s.networks.Connect(s.execs.ctx, lease, nil); err != nil && s.execs.ctx.Err() == nil {
+			if err := s.networks.Connect(s.work.Ctx, lease, nil); err != nil && s.work.Ctx.Err() == nil {
 				s.log.Warn("a running sandbox has no network until it is started again", "id", rec.ID, "error", err)
 			}
 		})
@@ -143,7 +144,7 @@ func (s *core) holder(ctx context.Context, id string, inode uint32) (api.FlowPro
 		if err != nil {
 			continue // it has ended, or is paused
 		}
-		p, err := guestOf(lease).Holder(ctx, inode)
+		p, err := guests.Of(lease).Holder(ctx, inode)
 		lease.End()
 		if _, ok := errors.AsType[*guest.Error](err); ok {
 			continue // it has none, or is of a version that does not tell
@@ -153,7 +154,7 @@ func (s *core) holder(ctx context.Context, id string, inode uint32) (api.FlowPro
 		}
 		found := api.FlowProcess{PID: p.PID, Name: p.Name}
 		if p.Main != 0 {
-			found.Exec = s.execs.byMain(ctx, at, p.Main)
+			found.Exec = s.execs.ByMain(ctx, at, p.Main)
 		}
 		if at != id {
 			found.Sandbox = at
@@ -380,7 +381,7 @@ func (s *API) Flows(ctx context.Context, ref string, opts FlowOptions, begin fun
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(s.execs.ctx, func() { cancel(class.ErrStopping) })() //nolint:contextcheck // the daemon's end
+	defer context.AfterFunc(s.work.Ctx, func() { cancel(class.ErrStopping) })() //nolint:contextcheck // the daemon's end
 	return s.networks.Flows(ctx, rec.ID, opts, emit)
 }
 

@@ -160,8 +160,8 @@ func (s *core) considerRestart(id string, booting bool) {
 	if err != nil || rec.Restart == "" || rec.Restart == restartNo {
 		return
 	}
-	s.execs.spawn(func() {
-		rec, err := s.supervisor.WaitEnded(s.execs.ctx, id)
+	s.work.Go(func() {
+		rec, err := s.supervisor.WaitEnded(s.work.Ctx, id)
 		if err == nil {
 			s.scheduleRestart(&rec, booting, 0)
 		}
@@ -180,7 +180,7 @@ func (s *core) scheduleRestart(rec *runtime.Record, booting bool, failed int) {
 	}
 	s.log.Info("sandbox is to be restarted", "id", rec.ID, "name", rec.Name, "after", delay, "restarts", rec.Restarts, "reason", rec.Reason)
 	s.restarts.schedule(rec.ID, delay, func() {
-		s.execs.spawn(func() { s.restart(s.execs.ctx, rec.ID, p, booting, failed) })
+		s.work.Go(func() { s.restart(s.work.Ctx, rec.ID, p, booting, failed) })
 	})
 }
 

@@ -16,7 +16,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
-	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -329,75 +328,3 @@ func (s *API) Checks(ctx context.Context) ([]api.Check, error) {
 	}
 	return checks, nil
 }
-
-// silenceGrace bounds the time in which a sandbox whose init broke off is seen as ended; after it,
-// the sandbox is killed. It starts anew, endGrace in all at most, while init gets no processor to
-// end on.
-const (
-	silenceGrace = 2 * time.Second
-	endGrace     = 30 * time.Second
-)
-
-// gone classifies an error of the guest protocol if init is lost: either the sandbox has ended, or
-// its init was taken over and is ended now. Other errors pass.
-func (s *core) gone(ctx context.Context, lease *runtime.Lease, err error) error {
-	if !errors.Is(err, host.ErrLost) {
-		return err
-	}
-	if !endsBySelf(lease) {
-		log, reason := "the init of a sandbox does not keep to the protocol, killing the sandbox", "its init did not keep to the protocol"
-		if errors.Is(err, host.ErrSilent) {
-			log, reason = "the init of a sandbox is silent, killing the sandbox", "its init did not answer in time"
-		}
-		s.log.Warn(log, "id", lease.Record.ID, "error", err)
-		// Whatever ended the request, the sandbox has to go.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
-		defer cancel()
-		if kerr := lease.Kill(ctx, reason); kerr != nil {
-			s.log.Error("sandbox could not be killed", "id", lease.Record.ID, "error", kerr)
-		}
-	}
-	return s.ended(lease)
-}
-
-// endsBySelf waits a moment for the end of a sandbox whose init broke off, and reports whether it
-// has come.
-func endsBySelf(lease *runtime.Lease) bool {
-	load, known := host.LoadOf(lease.Record.PID)
-	for begun := time.Now(); ; {
-		at := time.Now()
-		wait := time.NewTimer(silenceGrace)
-		select {
-		case <-lease.Gone:
-			wait.Stop()
-			return true
-		case <-wait.C:
-		}
-		was, had := load, known
-		load, known = host.LoadOf(lease.Record.PID)
-		if !had || !known || !load.Starved(was, time.Since(at)) || time.Since(begun) > endGrace {
-			return false
-		}
-	}
-}
-
-// ended returns the reason why the sandbox of a lease no longer runs.
-func (s *core) ended(lease *runtime.Lease) error {
-	reason := "it was deleted"
-	if rec, err := s.supervisor.Get(lease.Record.ID); err == nil && rec.Reason != "" {
-		reason = rec.Reason
-	}
-	return class.Mark(class.ErrGone, fmt.Errorf("sandbox %s ended during the request: %s", lease.Record.Name, reason))
-}
-
-// withGone is a context that ends also when the sandbox does. Its cause is then errEnded.
-func withGone(ctx context.Context, lease *runtime.Lease) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := lease.AfterGone(func() { cancel(errEnded) })
-	return ctx, func() {
-		stop()
-		cancel(context.Canceled)
-	}
-}
-
-var errEnded = errors.New("the sandbox has ended")

@@ -10,6 +10,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
 	"github.com/sandboxd/sandboxd/internal/service"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/exec"
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -100,16 +101,17 @@ func TestPreparedExec(t *testing.T) {
 		is("deletion", mine.DeleteExec(ctx, sb.ID, rec.ID), nil)
 		is("deletion", mine.DeleteExec(ctx, sb.ID, rec.ID), class.ErrNoExec)
 	}
-	if prepared, clients := r.D.Service().Waiting(); prepared != 0 || clients != 0 {
-		t.Errorf("%d are prepared, %d wait", prepared, clients)
+	if all := r.D.Service().Execs().Counts(); all.Prepared != 0 || all.Upcoming != 0 {
+		t.Errorf("%+v", all)
 	}
 
 	// A sandbox takes them along, also one that is prepared as it is deleted.
 	prepare("true")
 	is("deletion", mine.DeleteSandbox(ctx, sb.ID), nil)
-	is("prepared late", r.D.Service().PrepareLate(sb.ID), runtime.ErrNotFound)
-	if prepared, _ := r.D.Service().Waiting(); prepared != 0 {
-		t.Errorf("%d are prepared", prepared)
+	_, err = r.D.Service().Execs().Prepare(&runtime.Record{Sandbox: api.Sandbox{ID: sb.ID}}, api.ExecRequest{})
+	is("prepared late", err, runtime.ErrNotFound)
+	if all := r.D.Service().Execs().Counts(); all.Prepared != 0 {
+		t.Errorf("%+v", all)
 	}
 	sb = other
 	x = prepare("true")
@@ -144,7 +146,7 @@ func TestReaderThatStopsHoldsUpItsProgramOnly(t *testing.T) {
 		})
 	}()
 	<-reading
-	r.Until(x.Record().Exec, func(x api.Exec) bool { return x.StdoutBytes > service.MainRing-64<<10 }) // no more is taken
+	r.Until(x.Record().Exec, func(x api.Exec) bool { return x.StdoutBytes > exec.MainRing-64<<10 }) // no more is taken
 	other := r.Create(api.CreateSandbox{})
 	if res := r.Exec(other.ID, api.ExecRequest{Argv: []string{"sh", "-c", "seq 1 100000 | tail -n 1"}}); res.Stdout != "100000\n" {
 		t.Errorf("%+v", res)

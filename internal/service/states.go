@@ -38,7 +38,7 @@ func (s *API) StopSandbox(ctx context.Context, ref string, req api.StopSandbox) 
 	s.restarts.cancel(rec.ID)
 	rec, err = s.supervisor.StopBy(ctx, rec.ID, ask)
 	if err == nil {
-		err = s.awaitReport(ctx, rec.ID)
+		err = s.execs.AwaitReport(ctx, rec.ID)
 	}
 	if err == nil && rec.Restart != "" && rec.EndedItself() { // it had ended before
 		err = s.supervisor.Settle(rec.ID)
@@ -92,7 +92,7 @@ func (s *API) StartSandbox(ctx context.Context, ref string, req api.StartSandbox
 	}
 	if err != nil {
 		if rec.ID != "" && !req.Idle {
-			s.execs.failMain(rec.ID)
+			s.execs.FailMain(rec.ID)
 		}
 		return api.Sandbox{}, err
 	}
@@ -124,7 +124,7 @@ func (s *API) ResumeSandbox(ctx context.Context, ref string, _ struct{}) (api.Sa
 	// It may have been paused before a daemon that was then killed started its main process. The
 	// adoption shows which processes that daemon had started.
 	if wantsMain(&rec) {
-		if err := s.adoption(ctx); err != nil {
+		if err := s.execs.Adopt(ctx); err != nil {
 			return api.Sandbox{}, err
 		}
 		if err := s.startAgain(ctx, &rec); err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/guests"
 )
 
 const (
@@ -269,9 +270,9 @@ func (s *API) Watch(ctx context.Context, ref, dir string, recursive bool, emit f
 		return err
 	}
 	defer lease.End()
-	ctx, cancel := withGone(ctx, lease)
+	ctx, cancel := guests.WithGone(ctx, lease)
 	defer cancel()
-	err = guestOf(lease).Watch(ctx, dir, recursive, func() error {
+	err = guests.Of(lease).Watch(ctx, dir, recursive, func() error {
 		lease.End()
 		ready := api.FileChange{Kind: api.WatchReady}
 		ready.Path, ready.PathBytes = asText(dir)

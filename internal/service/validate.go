@@ -32,8 +32,7 @@ const (
 	maxPath       = 4095        // the kernel's PATH_MAX with its NUL
 	maxTimeout    = 30 * 24 * time.Hour
 
-	defaultOutputLimit = 1 << 20
-	maxOutputLimit     = 16 << 20
+	maxOutputLimit = 16 << 20
 )
 
 func validateCreate(req *api.CreateSandbox) error {

@@ -262,6 +262,14 @@ var oneWays = map[string]oneWay{
 	"the stores of output know no sandboxes": {
 		from: []string{"internal/service/execlog", "internal/service/mainlog"}, deny: []string{"runtime", "image", "internal", "agent", "netns", "interpreter"},
 	},
+	"execs know no callers, networks, pools or builds": {
+		from: []string{"internal/service/exec", "internal/service/guests", "internal/service/output", "internal/service/work"},
+		deny: []string{"image", "internal", "agent", "netns", "interpreter"},
+		except: []string{
+			"internal/guest/host", "internal/memfd", "internal/service/class", "internal/service/events", "internal/service/execlog",
+			"internal/service/guests", "internal/service/mainlog", "internal/service/output", "internal/service/work",
+		},
+	},
 	"the service knows no launcher": {from: []string{"internal/service"}, deny: []string{"internal/launcher"}},
 	"only the launcher links libcontainer": {
 		from: []string{"internal/service", "internal/httpapi", "internal/daemon", "internal/boot", "internal/cli", "cmd/sandboxd"},

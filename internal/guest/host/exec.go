@@ -441,6 +441,25 @@ func memfd(b []byte) (int, error) {
 // maxPID is the kernel's PID_MAX_LIMIT.
 const maxPID = 1 << 22
 
+// Copy copies r to the stdin of the process. It blocks while the process does not read, until ctx
+// ends: then the error is its cause.
+func (e *Exec) Copy(ctx context.Context, r io.Reader) error {
+	undone := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(undone)
+		_ = e.Stdin.SetWriteDeadline(time.Unix(1, 0)) // refused only by a closed file
+	})
+	_, err := io.Copy(struct{ io.Writer }{e}, r)
+	if !stop() {
+		<-undone
+		_ = e.Stdin.SetWriteDeadline(time.Time{}) // as above
+	}
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
 // Wait returns when the process has exited. It returns [ErrLost] if init does not report that in
 // time after the request's timeout or a Kill. It may be called more than once and from several
 // goroutines.

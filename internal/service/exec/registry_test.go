@@ -1,10 +1,11 @@
-package service
+package exec
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	goruntime "runtime"
 	"strings"
 	"testing"
@@ -15,20 +16,27 @@ import (
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/execlog"
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
+	"github.com/sandboxd/sandboxd/internal/service/work"
 	"github.com/sandboxd/sandboxd/runtime"
 )
+
+// newRegistry returns a registry of a daemon that has nothing else.
+func newRegistry(t *testing.T) *Registry {
+	t.Helper()
+	return New(Options{Work: work.New(t.Context()), Adopted: func() {}, Log: slog.New(slog.DiscardHandler)})
+}
 
 // What other sandboxes have of execs keeps none from its first one, which is its main process where
 // it has one.
 func TestEverySandboxHasRoomForOneExec(t *testing.T) {
-	e := newExecs(t.Context())
+	e := newRegistry(t)
 	enter := func(sandbox string, i int, size int64, ended bool) {
 		t.Helper()
 		room, err := e.reserve(sandbox, size, quota{parts: 1})
 		if err != nil || len(room) > 0 {
 			t.Fatalf("exec %d of %s: room %v, %v", i, sandbox, room, err)
 		}
-		x := &Detached{program: &program{done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}, log: new(execlog.Log), kept: size}
+		x := &Detached{program: &program{done: make(chan struct{}), record: Record{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}, log: new(execlog.Log), kept: size}
 		if ended {
 			close(x.done)
 		}
@@ -62,36 +70,36 @@ func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 		t.Errorf("a second exec where nothing makes room: %v", err)
 	}
 	for i := range 900 {
-		enter(fmt.Sprint("single", i), 1, mainRing, false)
+		enter(fmt.Sprint("single", i), 1, MainRing, false)
 	}
 	// Of memory too: one that needs little is let in.
 	e.mu.Lock()
-	e.kept = maxKept
+	e.kept = MaxKept
 	e.mu.Unlock()
-	if _, err := e.reserve("large", mainRing+1, quota{parts: 1}); !errors.Is(err, runtime.ErrInUse) {
+	if _, err := e.reserve("large", MainRing+1, quota{parts: 1}); !errors.Is(err, runtime.ErrInUse) {
 		t.Error("there is no end of memory")
 	}
-	if _, err := e.reserve("small", mainRing, quota{parts: 1}); err != nil {
+	if _, err := e.reserve("small", MainRing, quota{parts: 1}); err != nil {
 		t.Errorf("a main process has no room: %v", err)
 	}
 }
 
 // ending is an exec of a sandbox called box that is listed, and about to end.
-func (s *core) ending(t *testing.T) *Detached {
+func (r *Registry) ending(t *testing.T) *Detached {
 	t.Helper()
 	log, err := execlog.New(1<<10, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(log.Close)
-	x := &Detached{program: &program{s: s, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: newExecID(), Sandbox: "box", State: api.ExecRunning}}}, log: log, kept: 1 << 10}
-	s.adoptRecord(x)
+	x := &Detached{program: &program{r: r, done: make(chan struct{}), record: Record{Exec: api.Exec{ID: NewID(), Sandbox: "box", State: api.ExecRunning}}}, log: log, kept: 1 << 10}
+	r.adoptRecord(x)
 	return x
 }
 
 // A client that sees the end of an exec can start the next one: there is room.
 func TestExecThatIsToldToHaveEndedMakesRoom(t *testing.T) {
-	s := &core{execs: newExecs(t.Context())}
+	s := newRegistry(t)
 	for range 300 {
 		x := s.ending(t)
 		early := make(chan bool)
@@ -99,28 +107,29 @@ func TestExecThatIsToldToHaveEndedMakesRoom(t *testing.T) {
 			for x.Record().State != api.ExecExited {
 				goruntime.Gosched()
 			}
-			early <- !x.ended()
+			early <- !x.Ended()
 		}()
-		x.conclude(ExecRecord{Exec: api.Exec{State: api.ExecExited}})
+		x.conclude(Record{Exec: api.Exec{State: api.ExecExited}})
 		if <-early {
 			t.Fatal("it is told to have ended, and counts as one that runs")
 		}
-		s.forget(t.Context(), x)
+		s.Forget(t.Context(), x)
 	}
 }
 
 // An exec is forgotten while its end is being stored. Nothing of it is left afterwards.
 func TestExecThatIsForgottenWhileItIsStored(t *testing.T) {
 	held := servicetest.NewDescriptorStore(t)
-	s := &core{descriptors: held, execs: newExecs(t.Context())}
+	s := newRegistry(t)
+	s.opts.Descriptors = held
 	x := s.ending(t)
-	x.conclude(ExecRecord{Exec: api.Exec{State: api.ExecExited}})
+	x.conclude(Record{Exec: api.Exec{State: api.ExecExited}})
 	held.Dropped = func() {
 		if err := x.storeDescriptors(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}
-	s.forget(t.Context(), x)
+	s.Forget(t.Context(), x)
 	if n := held.Count(); n != 0 || held.Dropped != nil {
 		t.Errorf("%d are stored", n)
 	}
@@ -128,15 +137,16 @@ func TestExecThatIsForgottenWhileItIsStored(t *testing.T) {
 
 // A request that starts an exec waits for a slow adoption no longer than its client does.
 func TestAdoptionIsWaitedForNoLongerThanTheClient(t *testing.T) {
-	s := &core{descriptors: servicetest.NewDescriptorStore(t), execs: newExecs(t.Context())}
-	s.execs.adopting <- struct{}{} // an adoption is under way, and the launcher does not answer
+	s := newRegistry(t)
+	s.opts.Descriptors = servicetest.NewDescriptorStore(t)
+	s.adopting <- struct{}{} // an adoption is under way, and the launcher does not answer
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.adoption(ctx); !errors.Is(err, context.Canceled) {
+	if err := s.Adopt(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
-	<-s.execs.adopting
-	if err := s.adoption(t.Context()); err != nil || !s.execs.adopted.Load() {
+	<-s.adopting
+	if err := s.Adopt(t.Context()); err != nil || !s.adopted.Load() {
 		t.Errorf("%v", err)
 	}
 }
@@ -148,7 +158,7 @@ func TestOldRecordsOfLostExecsAreRead(t *testing.T) {
 		`{"id":"x","state":"lost","error":{"code":"internal_error","detail":"it ended"}}`:                   nil,
 		`{"id":"x","state":"lost","failure":{"class":"unavailable","message":"it ended"}}`:                  class.ErrUnavailable,
 	} {
-		var rec ExecRecord
+		var rec Record
 		if err := json.Unmarshal([]byte(text), &rec); err != nil {
 			t.Fatal(err)
 		}
@@ -164,7 +174,7 @@ func TestOldRecordsOfLostExecsAreRead(t *testing.T) {
 // Detached execs of one tenant neither take the room of another one's nor are evicted for them, and
 // an error tells of one's own alone.
 func TestDetachedExecsKeepToTheirTenant(t *testing.T) {
-	e := newExecs(t.Context())
+	e := newRegistry(t)
 	a := quota{own: map[string]bool{"a": true, "a2": true}, parts: runtime.TenantParts}
 	b := quota{own: map[string]bool{"b": true, "b2": true}, parts: runtime.TenantParts}
 	var last []*Detached
@@ -177,7 +187,7 @@ func TestDetachedExecsKeepToTheirTenant(t *testing.T) {
 		for last = room; len(room) > 0; room = room[1:] {
 			e.unregister(room[0])
 		}
-		x := &Detached{program: &program{done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}, log: new(execlog.Log), kept: size}
+		x := &Detached{program: &program{done: make(chan struct{}), record: Record{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}, log: new(execlog.Log), kept: size}
 		if ended {
 			close(x.done)
 		}
@@ -187,7 +197,7 @@ func TestDetachedExecsKeepToTheirTenant(t *testing.T) {
 	if err := enter("a", 0, 1<<10, a, true); err != nil {
 		t.Fatal(err)
 	}
-	const large = maxKept / runtime.TenantParts / 4
+	const large = MaxKept / runtime.TenantParts / 4
 	for i := range 4 {
 		if err := enter("b", 1+i, large, b, i == 0); err != nil {
 			t.Fatal(err)
@@ -201,7 +211,7 @@ func TestDetachedExecsKeepToTheirTenant(t *testing.T) {
 	if !errors.Is(err, runtime.ErrInUse) || !strings.Contains(err.Error(), "yours are kept with 256 MiB") {
 		t.Errorf("more than the part of a tenant: %v", err)
 	}
-	if err := enter("b2", 12, mainRing, b, false); err != nil {
+	if err := enter("b2", 12, MainRing, b, false); err != nil {
 		t.Errorf("a main process has no room: %v", err)
 	}
 	for i := range 4 {
@@ -218,24 +228,24 @@ func TestDetachedExecsKeepToTheirTenant(t *testing.T) {
 // which init knows of first, it is waited for.
 func TestExecOfAProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := newExecs(t.Context())
+		e := newRegistry(t)
 		enter := func(id string, pid int) *Execution {
-			x := &Execution{program: &program{PID: pid, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: id, Sandbox: "box"}}}}
+			x := &Execution{program: &program{PID: pid, done: make(chan struct{}), record: Record{Exec: api.Exec{ID: id, Sandbox: "box"}}}}
 			e.register(x)
 			return x
 		}
 		first := enter("first", 7)
-		if got := e.byMain(t.Context(), "box", 7); got != "first" {
+		if got := e.ByMain(t.Context(), "box", 7); got != "first" {
 			t.Errorf("pid 7 is of %q", got)
 		}
-		for _, other := range []string{e.byMain(t.Context(), "box", 8), e.byMain(t.Context(), "other", 7)} {
+		for _, other := range []string{e.ByMain(t.Context(), "box", 8), e.ByMain(t.Context(), "other", 7)} {
 			if other != "" {
 				t.Errorf("%q, where there is none", other)
 			}
 		}
 		failed, ended := e.starting("box"), e.starting("box")
 		found := make(chan string, 1)
-		go func() { found <- e.byMain(t.Context(), "box", 8) }()
+		go func() { found <- e.ByMain(t.Context(), "box", 8) }()
 		synctest.Wait()
 		failed()
 		synctest.Wait()
@@ -248,13 +258,13 @@ func TestExecOfAProcess(t *testing.T) {
 			t.Errorf("pid 8 is of %q", got)
 		}
 		close(first.done) // its pid may be another's
-		if got := e.byMain(t.Context(), "box", 7); got != "" {
+		if got := e.ByMain(t.Context(), "box", 7); got != "" {
 			t.Errorf("pid 7 is of %q, which has ended", got)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		defer e.starting("box")()
-		if got := e.byMain(ctx, "box", 9); got != "" {
+		if got := e.ByMain(ctx, "box", 9); got != "" {
 			t.Errorf("pid 9 is of %q", got)
 		}
 	})

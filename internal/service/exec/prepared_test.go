@@ -1,4 +1,4 @@
-package service
+package exec
 
 import (
 	"context"
@@ -18,8 +18,8 @@ import (
 )
 
 // prepareNth prepares an exec, later ones for a higher n.
-func prepareNth(e *execs, sandbox string, n, size int, q quota) (*prepared, error) {
-	p := &prepared{size: size, record: ExecRecord{Exec: api.Exec{ID: fmt.Sprint("x", n), Sandbox: sandbox, State: api.ExecPrepared, StartedAt: time.Unix(int64(n), 0)}}}
+func prepareNth(e *Registry, sandbox string, n, size int, q quota) (*prepared, error) {
+	p := &prepared{size: size, record: Record{Exec: api.Exec{ID: fmt.Sprint("x", n), Sandbox: sandbox, State: api.ExecPrepared, StartedAt: time.Unix(int64(n), 0)}}}
 	return p, e.prepare(p, q)
 }
 
@@ -36,7 +36,7 @@ func isOver(u *Upcoming) bool {
 // An exec that is prepared makes the oldest of its sandbox go, whose clients wait no longer; one
 // that is being started stays.
 func TestPreparedExecsOfASandboxAreBounded(t *testing.T) {
-	e := newExecs(t.Context())
+	e := newRegistry(t)
 	rec := &runtime.Record{Sandbox: api.Sandbox{ID: "box", Name: "box"}}
 	var all []*prepared
 	for n := range maxPrepared {
@@ -84,7 +84,7 @@ func TestPreparedExecsOfASandboxAreBounded(t *testing.T) {
 // The bytes of a tenant's prepared execs make its own oldest go, and no one else's while all fit.
 // Nothing that a client forgets keeps others from preparing.
 func TestBytesOfPreparedExecsAreBounded(t *testing.T) {
-	e := newExecs(t.Context())
+	e := newRegistry(t)
 	const part = maxPreparedBytes / 4
 	tenant := quota{own: map[string]bool{"a1": true, "a2": true}, parts: 4}
 	own := quota{own: map[string]bool{"b": true}, parts: 1}
@@ -144,14 +144,14 @@ func TestBytesOfPreparedExecsAreBounded(t *testing.T) {
 // Of a client that gives up while its program starts nothing stays, whichever is first; and one
 // that stays has the program.
 func TestClientsThatGiveUpDuringAStart(t *testing.T) {
-	e := newExecs(t.Context())
+	e := newRegistry(t)
 	rec := &runtime.Record{Sandbox: api.Sandbox{ID: "box", Command: []string{"true"}}}
 	for range 200 {
 		log, err := execlog.New(1<<20, false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		x := &Detached{program: &program{record: ExecRecord{Exec: api.Exec{ID: "x", Sandbox: "box"}}}, log: log, main: newMainProcess(0)}
+		x := &Detached{program: &program{record: Record{Exec: api.Exec{ID: "x", Sandbox: "box"}}}, log: log, main: newMainProcess(0)}
 		var waits []*Upcoming
 		for range maxUpcoming {
 			u, err := e.await(rec, api.MainExec)
@@ -186,7 +186,7 @@ func TestClientsThatGiveUpDuringAStart(t *testing.T) {
 
 // A wait ends with its context, with the sandbox, and with a start that fails, and leaves nothing.
 func TestWaitsForAStartEnd(t *testing.T) {
-	e := newExecs(t.Context())
+	e := newRegistry(t)
 	rec := &runtime.Record{Sandbox: api.Sandbox{ID: "box"}}
 	await := func(exec string) *Upcoming {
 		t.Helper()
@@ -205,7 +205,7 @@ func TestWaitsForAStartEnd(t *testing.T) {
 	u.Close()
 	u.Close()
 	failed := await(api.MainExec)
-	e.failMain("box")
+	e.FailMain("box")
 	if _, err := failed.Wait(t.Context()); !errors.Is(err, class.ErrGone) {
 		t.Errorf("%v", err)
 	}
@@ -224,29 +224,29 @@ func TestWaitsForAStartEnd(t *testing.T) {
 // and not when the daemon stops.
 func TestRemovalWaitsForReaders(t *testing.T) {
 	for name, tc := range map[string]struct {
-		end  func(s *core, log *execlog.Log, h *execlog.Hold)
+		end  func(s *Registry, log *execlog.Log, h *execlog.Hold)
 		want time.Duration
 	}{
-		"that have read all": {func(_ *core, _ *execlog.Log, h *execlog.Hold) { h.Release() }, time.Second},
-		"that were let go":   {func(_ *core, log *execlog.Log, _ *execlog.Hold) { log.ReleaseHolds() }, time.Second},
-		"that have stopped":  {func(_ *core, log *execlog.Log, h *execlog.Hold) { h.Taken(1); log.Finish() }, stepTimeout},
-		"of a daemon before": {func(s *core, _ *execlog.Log, _ *execlog.Hold) { s.execs.cancel(execlog.ErrHanded) }, time.Second},
+		"that have read all": {func(_ *Registry, _ *execlog.Log, h *execlog.Hold) { h.Release() }, time.Second},
+		"that were let go":   {func(_ *Registry, log *execlog.Log, _ *execlog.Hold) { log.ReleaseHolds() }, time.Second},
+		"that have stopped":  {func(_ *Registry, log *execlog.Log, h *execlog.Hold) { h.Taken(1); log.Finish() }, stepTimeout},
+		"of a daemon before": {func(s *Registry, _ *execlog.Log, _ *execlog.Hold) { s.opts.Work.Stop(execlog.ErrHanded) }, time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := &core{execs: newExecs(t.Context())}
+				s := newRegistry(t)
 				log, err := execlog.New(1<<20, false)
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer log.Close()
-				s.awaitReaders("box") // no main process
-				s.execs.mains["box"] = mainOf{x: &Detached{log: log}}
-				s.awaitReaders("box") // no reader
+				s.AwaitReaders("box") // no main process
+				s.mains["box"] = mainOf{x: &Detached{log: log}}
+				s.AwaitReaders("box") // no reader
 				h := log.Hold(0)
 				began := time.Now()
 				time.AfterFunc(time.Second, func() { tc.end(s, log, h) })
-				s.awaitReaders("box")
+				s.AwaitReaders("box")
 				if got := time.Since(began); got != tc.want {
 					t.Errorf("it has waited for %s, want %s", got, tc.want)
 				}

@@ -1,4 +1,4 @@
-package service
+package exec
 
 import (
 	"context"
@@ -31,21 +31,21 @@ func (x *Execution) CheckLeave(form string) error {
 // Stream has returned [ErrLeft] before. The execution is closed: another one, with the same ID, is
 // listed in its place. If Leave fails, the program is killed.
 func (x *Execution) Leave(ctx context.Context, form string) (err error) {
-	s, rec := x.s, &x.lease.Record
-	if err := s.adoption(ctx); err != nil {
+	r, rec := x.r, &x.lease.Record
+	if err := r.Adopt(ctx); err != nil {
 		return err
 	}
-	size := int64(defaultOutputLimit)
+	size := int64(DefaultOutputLimit)
 	var main *mainProcess
 	if form == api.MainExec {
-		size, main = mainRing, newMainProcess(rec.Life)
+		size, main = MainRing, newMainProcess(rec.Life)
 	}
-	log, undo, err := s.newLog(ctx, rec, size, size, true)
+	log, undo, err := r.newLog(ctx, rec, size, size, true)
 	if err != nil {
 		return err
 	}
 	y := &Detached{
-		program: &program{PID: x.PID, s: s, req: x.req, lease: x.lease, oom: x.oom, input: make(chan struct{}, 1), done: make(chan struct{}), record: x.record},
+		program: &program{PID: x.PID, r: r, req: x.req, lease: x.lease, oom: x.oom, input: make(chan struct{}, 1), done: make(chan struct{}), record: x.record},
 		log:     log, kept: size, main: main,
 	}
 	y.req.OutputLimit, y.req.Stdin = size, nil
@@ -63,7 +63,7 @@ func (x *Execution) Leave(ctx context.Context, form string) (err error) {
 	}
 	if err == nil && main != nil {
 		// After the descriptors: a daemon that finds a command and no program would start it anew.
-		err = s.supervisor.SetMain(rec.ID, rec.Life, x.req.Argv)
+		err = r.opts.Supervisor.SetMain(rec.ID, rec.Life, x.req.Argv)
 	}
 	if err != nil {
 		y.abandon(ctx)
@@ -74,12 +74,12 @@ func (x *Execution) Leave(ctx context.Context, form string) (err error) {
 		close(x.done)
 	})
 	if main != nil {
-		s.execs.mu.Lock()
-		s.execs.mains[rec.ID] = mainOf{gone: x.lease.Gone}
-		s.execs.mu.Unlock()
+		r.mu.Lock()
+		r.mains[rec.ID] = mainOf{gone: x.lease.Gone}
+		r.mu.Unlock()
 	}
-	s.execs.register(y)
-	if !s.follow(y) {
+	r.register(y)
+	if !r.follow(y) {
 		close(y.done)
 		return class.ErrStopping // and the next daemon has it
 	}
