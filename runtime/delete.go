@@ -32,16 +32,21 @@ func (s *Supervisor) DeleteEnded(ctx context.Context, rec *Record, unread time.D
 	})
 }
 
-// deleteIf deletes a sandbox unless check, which is called with mu, refuses.
+// deleteIf deletes a sandbox unless check, which is called with mu, refuses. It waits for a start
+// under way: a restart by the sandbox's policy would make a client's request fail by chance.
 func (s *Supervisor) deleteIf(ctx context.Context, ref string, check func(*sandbox) error) error {
 	s.mu.Lock()
-	if s.closed {
+	sb, err := s.deletable(ref, check)
+	for err == nil && sb.phase == phaseStarting {
+		id, started := sb.rec.ID, sb.started
 		s.mu.Unlock()
-		return ErrClosed
-	}
-	sb, err := s.find(ref)
-	if err == nil {
-		err = check(sb)
+		select {
+		case <-started:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		s.mu.Lock()
+		sb, err = s.deletable(id, check)
 	}
 	if err != nil {
 		s.mu.Unlock()
@@ -56,9 +61,9 @@ func (s *Supervisor) deleteIf(ctx context.Context, ref string, check func(*sandb
 			return context.Cause(ctx)
 		}
 	}
-	if sb.phase == phaseCreating || sb.phase == phaseStarting {
+	if sb.phase == phaseCreating {
 		s.mu.Unlock()
-		return fmt.Errorf("%w: %s is still being created or started", ErrState, sb.rec.Name)
+		return fmt.Errorf("%w: %s is still being created", ErrState, sb.rec.Name)
 	}
 	d := s.beginDeletion(sb)
 	s.ops.Add(1)
@@ -70,6 +75,18 @@ func (s *Supervisor) deleteIf(ctx context.Context, ref string, check func(*sandb
 	d.err = s.delete(ctx, sb)
 	close(d.done)
 	return d.err
+}
+
+// deletable finds a sandbox for deleteIf. It needs mu.
+func (s *Supervisor) deletable(ref string, check func(*sandbox) error) (*sandbox, error) {
+	if s.closed {
+		return nil, ErrClosed
+	}
+	sb, err := s.find(ref)
+	if err == nil {
+		err = check(sb)
+	}
+	return sb, err
 }
 
 // beginDeletion needs mu.

@@ -12,9 +12,10 @@ import (
 // sandbox is one entry of the supervisor. Supervisor.mu guards its fields, but for the mutex.
 type sandbox struct {
 	rec       Record
-	phase     phase  // changed by Supervisor.enter alone
-	life      *life  // never nil; Start replaces one that has ended
-	endReason string // reason for ending this life, which the record will show; empty while it may live
+	phase     phase         // changed by Supervisor.enter alone
+	started   chan struct{} // closed when the phase is no longer phaseStarting; nil before the first
+	life      *life         // never nil; Start replaces one that has ended
+	endReason string        // reason for ending this life, which the record will show; empty while it may live
 
 	leases    int       // number of leases not released
 	idleSince time.Time // end of the last lease, or start of the life
@@ -100,6 +101,12 @@ func (l *life) processesGone() bool {
 func (s *Supervisor) enter(sb *sandbox, p phase) {
 	if !sb.phase.mayBecome(p) {
 		s.log.Error("illegal phase of a sandbox", "id", sb.rec.ID, "from", sb.phase.String(), "to", p.String())
+	}
+	if sb.phase == phaseStarting && p != phaseStarting {
+		close(sb.started)
+	}
+	if p == phaseStarting && sb.phase != phaseStarting {
+		sb.started = make(chan struct{})
 	}
 	sb.phase = p
 }

@@ -291,6 +291,38 @@ func TestRollbackGoesOn(t *testing.T) {
 	}
 }
 
+// A deletion waits for a start under way, as long as its client does.
+func TestDeleteWaitsForAStart(t *testing.T) {
+	b := newBench(t)
+	rolling, roll := make(chan struct{}), make(chan struct{})
+	s, err := runtime.Open(t.Context(), b.dir, left{b.engine, sync.OnceFunc(func() { close(rolling); <-roll })}, b.options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close(context.WithoutCancel(t.Context()), false) }()
+	rec := create(t, s, request("one"))
+	rolled := make(chan error, 1)
+	go func() {
+		_, err := s.Rollback(t.Context(), rec.ID, request("").Rootfs, "snap", runtime.StartRequest{})
+		rolled <- err
+	}()
+	<-rolling
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	if err := s.Delete(left, "one"); !errors.Is(err, context.Canceled) {
+		t.Errorf("a client that has left: %v", err)
+	}
+	deleted := make(chan error, 1)
+	go func() { deleted <- s.Delete(t.Context(), "one") }()
+	close(roll)
+	if err := errors.Join(<-rolled, <-deleted); err != nil {
+		t.Error(err)
+	}
+	if s.Exists(rec.ID) {
+		t.Error("the sandbox is there")
+	}
+}
+
 // Another stop, a deletion and the end of the daemon each cut a grace short.
 func TestGraceEnds(t *testing.T) {
 	for name, hurry := range map[string]func(t *testing.T, s *runtime.Supervisor){
