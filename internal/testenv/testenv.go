@@ -340,8 +340,8 @@ func SkippedForSoak(reason string) bool { return strings.Contains(reason, soakNe
 const SecondVariable = "SANDBOXD_TEST_SECOND"
 
 // SameForAll skips a test whose outcome does not depend on the user, where an ordinary user's lane
-// runs it at the same time. It is for tests of what stands above sandboxes: agents' runs, names of
-// images, the command line.
+// runs it at the same time. It is for tests of what stands above sandboxes: clients and their
+// protocols, agents' runs, names of images, the command line.
 func SameForAll(t testing.TB) {
 	t.Helper()
 	if os.Getenv(SecondVariable) != "" {

@@ -122,6 +122,7 @@ type document = map[string]any
 // The requests that Compose of version 2 sends for a web server and its database: networks that are
 // looked for by name and label, and all endpoints with their aliases when a container is created.
 func TestComposeConversation(t *testing.T) {
+	testenv.SameForAll(t)
 	f := start(t)
 	f.images(t)
 	get := func(path string, status int, out any) {

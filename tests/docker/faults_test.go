@@ -162,6 +162,7 @@ const maxContainers = 1000
 
 // As many containers as there can be are listed, in bounded memory, and one more is refused.
 func TestManyContainersAreListed(t *testing.T) {
+	testenv.SameForAll(t)
 	f := serve(t)
 	f.images(t)
 	n := testenv.Rounds(300, maxContainers)

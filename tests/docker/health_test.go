@@ -7,11 +7,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // The checks of a request and of an image are run, and every client sees how they end.
 func TestHealth(t *testing.T) {
+	testenv.SameForAll(t)
 	f := start(t)
 	f.images(t)
 	context := filepath.Join(f.home, "context")

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -267,6 +268,7 @@ func TestAnnotationsAreHidden(t *testing.T) {
 // A face that is killed is replaced. Containers go on, a client that waited connects again and gets
 // the exit, and the log has every byte.
 func TestKilledFace(t *testing.T) {
+	testenv.SameForAll(t)
 	f := start(t)
 	f.images(t)
 	docker := filepath.Join(f.bin, "docker")
@@ -350,6 +352,7 @@ func TestFaceIsConfined(t *testing.T) {
 
 // The program stays small: the face is linked into it.
 func TestSize(t *testing.T) {
+	testenv.SameForAll(t)
 	fi, err := os.Stat(harness.Program(t, "sandboxd"))
 	if err != nil {
 		t.Fatal(err)

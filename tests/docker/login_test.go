@@ -6,11 +6,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // TestLogin logs in at a registry with a password, and pushes and pulls with what docker keeps.
 func TestLogin(t *testing.T) {
+	testenv.SameForAll(t)
 	registry := harness.GuardedRegistry(t)
 	f := start(t, "--registry-ca", registry.CA)
 	f.images(t)

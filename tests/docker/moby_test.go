@@ -3,6 +3,7 @@ package docker
 import (
 	"testing"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -52,6 +53,7 @@ var mobySteps = []expected{
 
 // TestMobyClient runs mobyclient, which calls the client that Docker's own programs are made with.
 func TestMobyClient(t *testing.T) {
+	testenv.SameForAll(t)
 	f := serve(t)
 	f.images(t)
 	registry := harness.DebianRegistry(t, false)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -136,6 +137,7 @@ var dockerodeSteps = []expected{
 
 // TestDockerode runs testdata/npm/dockerode.js, which calls dockerode as programs do.
 func TestDockerode(t *testing.T) {
+	testenv.SameForAll(t)
 	f := serve(t)
 	f.images(t)
 	registry := harness.DebianRegistry(t, false)
@@ -175,6 +177,7 @@ var testcontainersSteps = []expected{
 // TestTestcontainers runs testdata/npm/testcontainers.js, a suite of tests that wants its databases
 // and servers in containers. Its reaper is off: that is a container with Docker's socket in it.
 func TestTestcontainers(t *testing.T) {
+	testenv.SameForAll(t)
 	f := serve(t)
 	f.images(t)
 	registry := harness.DebianRegistry(t, false)

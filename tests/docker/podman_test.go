@@ -11,6 +11,7 @@ import (
 // A podman that is pointed at the face asks for its own API first, and ends with an error at once.
 // It shows the status alone; the answer has the reason for those that read it.
 func TestPodmanRemoteIsRefused(t *testing.T) {
+	testenv.SameForAll(t)
 	podman := testenv.RequirePeer(t, "podman")
 	f := serve(t)
 	for _, line := range []string{"version", "ps", "run --rm tool:1 true"} {

@@ -13,6 +13,7 @@ import (
 // TestDockerPy runs testdata/client.py with Debian's docker-py, unpacked: each of its checks prints
 // a line.
 func TestDockerPy(t *testing.T) {
+	testenv.SameForAll(t)
 	f := start(t)
 	f.images(t)
 	python := testenv.RequirePeer(t, "python3")

@@ -9,11 +9,13 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // Prune removes volumes whose name was made up, and named ones if the filter all or a client before
 // version 1.42 asks for it. One that is in use, or that is to be kept, stays.
 func TestVolumesPrune(t *testing.T) {
+	testenv.SameForAll(t)
 	f := start(t)
 	f.images(t)
 	docker := filepath.Join(f.bin, "docker")

@@ -183,6 +183,8 @@ var sameForAll = map[string]string{
 	"internal/httpapi":   "the uid is compared with that of clients",
 	"internal/service":   "the uid is reported",
 	"tests/docs":         "documents are for every user",
+	"tests/pyclient":     "the client has what the API has, which functional tests have as each user",
+	"tests/tsclient":     "as tests/pyclient",
 }
 
 // goroutine matches code that starts one.

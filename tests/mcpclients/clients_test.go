@@ -32,6 +32,7 @@ func passed(t *testing.T, out string, err error) {
 
 // The protocol's TypeScript SDK is an unmodified client: testdata/client.mjs.
 func TestTypeScriptOverStdio(t *testing.T) {
+	testenv.SameForAll(t)
 	d := serve(t)
 	for _, network := range []string{"none", "full"} {
 		out, err := node(t, packages(t), []string{"NETWORK=" + network}, append([]string{"client.mjs", "stdio"}, arguments(t, d, "--network", network)...)...)
@@ -166,6 +167,7 @@ func TestDaemonServesMCP(t *testing.T) {
 
 // The process that serves MCP does not keep its daemon from ending when it is idle.
 func TestDaemonWithMCPEndsWhenIdle(t *testing.T) {
+	testenv.SameForAll(t)
 	d := serve(t)
 	r := d.CLI(t, "serve", "--socket", d.RuntimeDir+"2/api.sock", "--data-dir", d.DataDir+"2", "--runtime-dir", d.RuntimeDir+"2", "--mcp", "--idle-exit", "1s")
 	if r.Code != 0 {

@@ -176,6 +176,7 @@ func TestOthersAreOutOfReach(t *testing.T) {
 // A snapshot has what the flags of its session gave, such as variables: sessions with other flags
 // do not reach it.
 func TestSnapshotsWidenNothing(t *testing.T) {
+	testenv.SameForAll(t)
 	d := serve(t)
 	c := d.Client(t)
 	flags := []string{"--network", "full", "--env", "TOKEN=secret"}
@@ -212,6 +213,7 @@ func TestSnapshotsWidenNothing(t *testing.T) {
 
 // Whatever ends a face, or its client, no sandbox stays, and no process.
 func TestNothingIsLeftBehind(t *testing.T) {
+	testenv.SameForAll(t)
 	d := serve(t)
 	c := d.Client(t)
 	for name, end := range map[string]func(*raw){
@@ -239,6 +241,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 
 // A request that is cancelled ends the command with its processes, and the session goes on.
 func TestCancelledCommandEnds(t *testing.T) {
+	testenv.SameForAll(t)
 	d := serve(t)
 	c := d.Client(t)
 	r := start(t, d).open()
@@ -275,6 +278,7 @@ func TestCancelledCommandEnds(t *testing.T) {
 // The restart of a daemon costs a session nothing, and its sandboxes are removed at its end all the
 // same.
 func TestDaemonIsReplaced(t *testing.T) {
+	testenv.SameForAll(t)
 	d := serve(t)
 	c := d.Client(t)
 	r := start(t, d).open()

@@ -237,7 +237,6 @@ func blocks(t *testing.T, file string) []block {
 // The types of the package, of the guide's programs and of the README's are right, and the types of
 // the API are those of the document.
 func TestTypes(t *testing.T) {
-	testenv.SameForAll(t)
 	dir := copied(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // a temporary directory
 	root := source(t)
@@ -284,7 +283,6 @@ func documents(t *testing.T) []string {
 
 // The programs of the documents run, with the output that stands below them.
 func TestGuide(t *testing.T) {
-	testenv.SameForAll(t)
 	d := daemon(t)
 	dir := compiled(t)
 	args := append([]string{"node_modules/typescript/bin/tsc", "--noCheck", "--module", "nodenext", "--target", "es2022"}, write(t, dir)...)
@@ -316,7 +314,6 @@ func TestGuide(t *testing.T) {
 // The package has its code, types, README and licence and nothing else, needs no other package, and
 // its lock names no registry.
 func TestPackage(t *testing.T) {
-	testenv.SameForAll(t)
 	root := source(t)
 	lock, err := os.ReadFile(filepath.Join(root, "package-lock.json"))
 	if err != nil {
