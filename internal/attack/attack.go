@@ -68,8 +68,6 @@ func Main(args []string) (code int, handled bool) {
 		return supervised(), true
 	case len(args) == 2 && args[1] == "calls":
 		return measureCalls(), true
-	case len(args) == 3 && args[1] == "call":
-		return makeCall(args[2]), true
 	case args[1] == "neighbours":
 		return neighbours(args[2:])
 	case len(args) == 3:
