@@ -38,8 +38,8 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	}
 	if os.Getenv(envTerminal) != "" {
-		worked, found, err := Control(context.Background(), "/proc/self/exe", "vhangup")
-		fmt.Fprintln(os.Stderr, worked, found, err)
+		all, err := Controls(context.Background(), "/proc/self/exe", "vhangup")
+		fmt.Fprintln(os.Stderr, all["vhangup"].Worked, all["vhangup"].Found, err)
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
