@@ -68,28 +68,27 @@ func Main(args []string) (code int, handled bool) {
 		return supervised(), true
 	case len(args) == 2 && args[1] == "calls":
 		return measureCalls(), true
-	case len(args) == 3 && args[1] == "call":
-		return makeCall(args[2]), true
 	case args[1] == "neighbours":
 		return neighbours(args[2:])
-	case len(args) == 3:
-		a := find(args[2])
+	case len(args) >= 3:
+		group := findAll(args[2:])
 		switch {
-		case a == nil:
+		case group == nil:
 		case args[1] == "try":
-			report(a.Name, a.try())
+			try(group)
 			return 0, true
 		case args[1] == "control":
-			control(a.Name)
+			control(args[2:])
 			return 0, true
 		}
 	}
-	fmt.Fprintln(os.Stderr, "usage: attack try ATTACK | control ATTACK | calls")
+	fmt.Fprintln(os.Stderr, "usage: attack try ATTACK… | control ATTACK… | calls")
 	return 2, true
 }
 
-// Try is the arguments that make a program that contains the corpus try an attack.
-func Try(name string) []string { return []string{mainArg, "try", name} }
+// Try is the arguments that make a program that contains the corpus try attacks, one after the
+// other. It may end before the last one; see [TryAll].
+func Try(attacks ...string) []string { return append([]string{mainArg, "try"}, attacks...) }
 
 // Calls is the arguments that make it measure which system calls reach the kernel; see [Measured].
 func Calls() []string { return []string{mainArg, "calls"} }
@@ -97,50 +96,42 @@ func Calls() []string { return []string{mainArg, "calls"} }
 // IDs is the arguments that make it print its ids and capabilities.
 func IDs() []string { return []string{mainArg, "ids"} }
 
-func find(name string) *Attack {
-	for _, a := range slices.Concat(Corpus(), Egress(), []Attack{networkIsUp()}) {
-		if a.Name == name {
-			return &a
-		}
-	}
-	return nil
-}
-
-// control is PID 1 of fresh namespaces without any further layer. It gives the attack a sandbox's
+// control is PID 1 of fresh namespaces without any further layer. It gives the attacks a sandbox's
 // surroundings (a /proc of its own, an empty /tmp, an init to attack: itself) and lets a child
 // try.
-func control(name string) {
+func control(attacks []string) {
 	for _, m := range []struct {
 		source, target, kind string
 		flags                uintptr
 	}{{"", "/", "", unix.MS_REC | unix.MS_PRIVATE}, {"proc", "/proc", "proc", 0}, {"tmpfs", "/tmp", "tmpfs", 0}} {
 		// The program itself may lie in /tmp; the child is started from /proc/self/exe.
 		if err := unix.Mount(m.source, m.target, m.kind, m.flags, ""); err != nil {
-			report(name, fmt.Errorf("control cannot mount %s: %w", m.target, err))
+			report("", fmt.Errorf("control cannot mount %s: %w", m.target, err))
 			return
 		}
 	}
-	if slices.ContainsFunc(append(Egress(), networkIsUp()), func(a Attack) bool { return a.Name == name }) {
+	if slices.ContainsFunc(attacks, isEgress) {
 		w, err := Everything()
 		if err != nil {
-			report(name, fmt.Errorf("control cannot begin: %w", err))
+			report("", fmt.Errorf("control cannot begin: %w", err))
 			return
 		}
 		defer w.Close() // with this program
 		// The sysfs that is there shows another namespace. Some hosts let root alone mount one.
 		_ = unix.Mount("sysfs", "/sys", "sysfs", 0, "")
 	}
-	child, err := os.StartProcess("/proc/self/exe", append([]string{"attacker"}, Try(name)...),
+	child, err := os.StartProcess("/proc/self/exe", append([]string{"attacker"}, Try(attacks...)...),
 		&os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
 	if err != nil {
-		report(name, fmt.Errorf("control cannot start: %w", err))
+		report("", fmt.Errorf("control cannot start: %w", err))
 		return
 	}
 	if state, err := child.Wait(); err != nil || !state.Success() {
-		report(name, fmt.Errorf("the attempt ended with %v (%w)", state, err))
+		report("", fmt.Errorf("the attempt ended with %v (%w)", state, err))
 	}
 }
 
+// report prints the result of an attack; without a name, that of the next one of the group.
 func report(name string, err error) {
 	r := Result{Attack: name, Worked: err == nil}
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -36,8 +38,8 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	}
 	if os.Getenv(envTerminal) != "" {
-		worked, found, err := Control(context.Background(), "/proc/self/exe", "vhangup")
-		fmt.Fprintln(os.Stderr, worked, found, err)
+		all, err := Controls(context.Background(), "/proc/self/exe", "vhangup")
+		fmt.Fprintln(os.Stderr, all["vhangup"].Worked, all["vhangup"].Found, err)
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
@@ -252,59 +254,115 @@ func TestEveryCallHasItsAnswer(t *testing.T) {
 	}
 }
 
-// A child that keeps the output open, as a fork may leave behind, blocks no reader and does not
-// outlive its parent.
-func TestOutputEndsWithItsProgram(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "sh", "-c", "sleep 3600 & echo $!")
-	var out bytes.Buffer
-	cmd.Stdout = &out
-	if err := run(cmd); !errors.Is(err, exec.ErrWaitDelay) {
-		t.Errorf("%v", err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(out.String()))
+// shell starts a script, as called starts a child.
+func shell(t *testing.T, script string, files ...*os.File) func() (int, error) {
+	t.Helper()
+	path, err := exec.LookPath("sh")
 	if err != nil {
 		t.Fatal(err)
 	}
-	child, err := unix.PidfdOpen(pid, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return // whoever inherited it has seen its end
-	} else if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(child)
-	n, err := 0, error(unix.EINTR)
-	for errors.Is(err, unix.EINTR) { // Go signals its threads
-		n, err = unix.Poll([]unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}, int(testenv.HungAfter.Milliseconds()))
-	}
-	if n != 1 {
-		t.Errorf("it lives on: %d, %v", n, errors.Join(err, unix.PidfdSendSignal(child, unix.SIGKILL, nil, 0)))
+	return func() (int, error) {
+		p, err := os.StartProcess(path, []string{"sh", "-c", script}, &os.ProcAttr{Files: files, Sys: &syscall.SysProcAttr{Setpgid: true}})
+		if err != nil {
+			return 0, err
+		}
+		return p.Pid, nil
 	}
 }
 
-// A call is judged by what comes after its maker has come to it: how long he took to, and whether
-// he did, says nothing about it.
+// A child's child, which a fork leaves behind, does not outlive it.
+func TestChildrenOfACallEndWithIt(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close() // only read
+	state := callBegun
+	_, err = called(time.Minute, &state, shell(t, "sleep 3600 &", nil, w))
+	_ = w.Close() // nothing is written
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.SetReadDeadline(time.Now().Add(testenv.HungAfter)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("it lives on, and has the pipe open: %v", err)
+	}
+}
+
+// A call is judged by what comes after the child has come to it: how long that took, and whether it
+// did, says nothing about the call.
 func TestTimeOfACallBeginsWithIt(t *testing.T) {
 	late := strconv.FormatFloat((callTimeout + time.Second).Seconds(), 'f', -1, 64)
+	denied := callBegun + 1 + callState(unix.EPERM)
 	var wg sync.WaitGroup
 	for _, tc := range []struct {
 		script string
+		state  callState // once it reads of its own end
 		come   time.Duration
 		want   string
 		failed bool
 	}{
-		{"sleep " + late + "; echo; echo EPERM", time.Minute, "EPERM", false},
-		{"echo; exec sleep 3600", time.Minute, Reached, false},
-		{"echo; kill -SYS $$", time.Minute, Killed, false},
-		{"exec sleep 3600", time.Second, "", true},
-		{"exit 1", time.Minute, "", true},
+		{"sleep " + late + "; echo; read x", denied, time.Minute, "EPERM", false},
+		{"echo; exec sleep 3600", callBegun, time.Minute, Reached, false},
+		{"echo; read x; kill -SYS $$", callBegun, time.Minute, Killed, false},
+		{"exec sleep 3600", 0, time.Second, "", true},
+		{"exit 1", 0, time.Minute, "", true},
 	} {
 		wg.Go(func() {
-			if got, err := called(tc.come, "sh", "-c", tc.script); got != tc.want || (err != nil) != tc.failed {
+			in, ours, err := os.Pipe()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			theirs, out, err := os.Pipe()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer theirs.Close() // only read
+			var state callState
+			begins := shell(t, tc.script, in, out)
+			got, err := called(tc.come, &state, func() (int, error) {
+				pid, err := begins()
+				_, _ = in.Close(), out.Close() // the script's
+				go func() {
+					defer ours.Close() // which ends a read
+					if n, _ := theirs.Read(make([]byte, 1)); n == 1 {
+						atomic.StoreUint32((*uint32)(&state), uint32(tc.state))
+					}
+				}()
+				return pid, err
+			})
+			if got != tc.want || (err != nil) != tc.failed {
 				t.Errorf("%s: %q, %v, want %q", tc.script, got, err, tc.want)
 			}
 		})
 	}
 	wg.Wait()
+}
+
+// Calls that crash, end, fork or hang the child have reached the kernel.
+func TestCallsAreMadeInChildren(t *testing.T) {
+	m, err := measureEach(callTable())
+	if err != nil {
+		t.Fatal(err)
+	}
+	numbers := make(map[string]int)
+	for n, name := range callTable() {
+		numbers[name] = n
+	}
+	for name, want := range map[string]string{
+		"close": "EBADF", "execve": "EFAULT", "getpid": Reached, "exit": Reached, "exit_group": Reached, "clone": Reached, "pause": Reached, "rt_sigreturn": Reached,
+		"fork": Reached, "vfork": Reached, "unshare": "EINVAL", "setsid": "EPERM", "sync": NotMade,
+	} {
+		n, is := numbers[name]
+		if got := m.Answers[n]; is && got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	if got := m.Answers[maxCall]; got != "ENOSYS" {
+		t.Errorf("a call that no kernel has: %q", got)
+	}
 }

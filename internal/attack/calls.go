@@ -2,21 +2,19 @@ package attack
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
-	"context"
 	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	goruntime "runtime"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
+	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -55,7 +53,7 @@ type Measured struct {
 // CallName is the name of a system call on this architecture; empty where the number has none.
 func CallName(number int) string { return callTable()[number] }
 
-func callTable() map[int]string {
+var callTable = sync.OnceValue(func() map[int]string {
 	table := make(map[int]string)
 	text, err := callNames.Open("calls_" + goruntime.GOARCH + ".txt")
 	if err != nil {
@@ -69,7 +67,7 @@ func callTable() map[int]string {
 		}
 	}
 	return table
-}
+})
 
 // CallArgs are the arguments that a call is measured with: ones that a filter lets through if it
 // lets any through, and that make no sense to the kernel.
@@ -104,9 +102,7 @@ func CallArgs(name string) [3]uint64 {
 
 // measureCalls makes every call in a process of its own and prints a [Measured].
 func measureCalls() (code int) {
-	m, err := measure(func(number int) (string, error) {
-		return called(comeTimeout, "/proc/self/exe", mainArg, "call", strconv.Itoa(number))
-	})
+	m, err := measureEach(callTable())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -115,6 +111,59 @@ func measureCalls() (code int) {
 		return 1
 	}
 	return 0
+}
+
+// measureEach makes every call in a child of this process: one that executed a program would cost
+// more than all the rest of it.
+func measureEach(names map[int]string) (*Measured, error) {
+	// Children write to memory that they share with us: no call can take it from us.
+	memory, err := unix.Mmap(-1, 0, (maxCall+1)*int(unsafe.Sizeof(callState(0))), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("map memory for answers: %w", err)
+	}
+	states := unsafe.Slice((*callState)(unsafe.Pointer(&memory[0])), maxCall+1)
+	m, err := measure(func(number int) (string, error) {
+		args := CallArgs(names[number])
+		return called(comeTimeout, &states[number], func() (int, error) {
+			return callInChild(uintptr(number), uintptr(args[0]), uintptr(args[1]), uintptr(args[2]), &states[number])
+		})
+	})
+	return m, errors.Join(err, unix.Munmap(memory))
+}
+
+// callState is how far a child has come: zero, then callBegun, then callBegun+1 and the error.
+type callState uint32
+
+const callBegun callState = 1
+
+// crashes are the signals that Go's runtime handles, which it could not do in a child.
+var crashes = [...]uintptr{
+	uintptr(unix.SIGILL), uintptr(unix.SIGTRAP), uintptr(unix.SIGBUS), uintptr(unix.SIGFPE), uintptr(unix.SIGSEGV), uintptr(unix.SIGSYS),
+}
+
+// callInChild makes a call in a child that has but one thread and its own process group. The child
+// must neither grow its stack nor be preempted: both need threads that it lacks.
+//
+//go:norace
+func callInChild(trap, a, b, c uintptr, state *callState) (pid int, err error) {
+	var byDefault [4]uintptr // struct sigaction of the kernel
+	child, _, errno := unix.RawSyscall(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	if child != 0 {
+		return int(child), nil
+	}
+	_, _, _ = unix.RawSyscall(unix.SYS_SETPGID, 0, 0, 0)
+	for i := range crashes {
+		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, crashes[i], uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
+	}
+	*state = callBegun
+	_, _, errno = unix.RawSyscall6(trap, a, b, c, 0, 0, 0)
+	*state = callBegun + 1 + callState(errno) // a child of this one, which a fork makes, says 0
+	for {
+		_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+	}
 }
 
 // measure has every call made. Those that wait wait beside each other.
@@ -147,99 +196,78 @@ func measure(call func(number int) (string, error)) (*Measured, error) {
 	return &m, errors.Join(failed...)
 }
 
-// called is the answer to the call of a program that prints an empty line when it has come to the
-// call. The time of one that waits counts from then: on a busy machine the start of the program
-// may take as long, which says nothing about the call. Nor does it that the machine, or we, stand
-// still for a while: of the steps in which the time goes by, that is one.
-func called(come time.Duration, argv ...string) (string, error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	begun := make(chan struct{})
-	var clock sync.WaitGroup
-	defer clock.Wait()
-	defer cancel()
-	clock.Go(func() {
-		defer cancel()
-		late := time.NewTimer(come)
-		defer late.Stop()
+// called returns the answer to the call of a child. The time of one that waits counts from the
+// call: on a busy machine a child may take as long to come to it, which says nothing about the
+// call. Nor does it that the machine, or we, stand still for a while: of the steps in which the
+// time goes by, that is one.
+func called(come time.Duration, state *callState, start func() (pid int, err error)) (string, error) {
+	pid, err := start()
+	if err != nil {
+		return "", err
+	}
+	begun := func() bool { return atomic.LoadUint32((*uint32)(state)) >= uint32(callBegun) }
+	ended := make(chan error, 1)
+	go func() { ended <- awaitEnd(pid) }()
+	err = within(ended, come, begun)
+	// Children of its own end with it.
+	end := func() { _, _ = unix.Kill(-pid, unix.SIGKILL), unix.Kill(pid, unix.SIGKILL) }
+	end()
+	if errors.Is(err, errLate) {
+		err = <-ended
+	}
+	var status unix.WaitStatus
+	_, waitErr := again(func() (int, error) { return unix.Wait4(pid, &status, 0, nil) })
+	if err := errors.Join(err, waitErr); err != nil {
+		return "", err
+	}
+	if !begun() {
+		return "", fmt.Errorf("the child has not come to it: it ended with %#x", int(status))
+	}
+	return answer(callState(atomic.LoadUint32((*uint32)(state))), status), nil
+}
+
+var errLate = errors.New("it has not ended")
+
+// within waits for the end of a child, as long as [called] says.
+func within(ended <-chan error, come time.Duration, begun func() bool) error {
+	select { // most end at once
+	case err := <-ended:
+		return err
+	case <-time.After(callTimeout / callSteps):
+	}
+	step := time.NewTicker(callTimeout / callSteps)
+	defer step.Stop()
+	late := time.NewTimer(come)
+	defer late.Stop()
+	for left := callSteps; left > 0; {
 		select {
-		case <-begun:
+		case err := <-ended:
+			return err
+		case <-step.C:
+			if begun() {
+				left--
+			}
 		case <-late.C:
-			return
-		case <-ctx.Done():
-			return
-		}
-		step := time.NewTicker(callTimeout / callSteps)
-		defer step.Stop()
-		for range callSteps {
-			select {
-			case <-step.C:
-			case <-ctx.Done():
-				return
+			if !begun() {
+				return errLate
 			}
 		}
-	})
-	out := announced{begun: func() { close(begun) }}
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Stdout = &out
-	err := run(cmd)
-	if out.text.Len() == 0 {
-		return "", fmt.Errorf("who was to make it has not come to it: %w", cmp.Or(err, errors.New("it said nothing")))
 	}
-	return answer(out.text.Bytes(), err), nil
+	return errLate
 }
 
-// announced collects the output of a program. Begun is called with the first of it.
-type announced struct {
-	text  bytes.Buffer // not embedded: io.Copy would call its ReadFrom
-	begun func()
-}
-
-func (a *announced) Write(p []byte) (int, error) {
-	if a.text.Len() == 0 {
-		a.begun()
-	}
-	return a.text.Write(p)
-}
-
-// run runs a program until it ends or its context does. Children that it leaves behind end with
-// it: one that a bare fork makes of a Go program may hang on a lock whose holder it lacks, and
-// would keep the output open for ever.
-func run(cmd *exec.Cmd) error {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	end := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.Cancel = end
-	cmd.WaitDelay = callTimeout / 5 // the output is then closed, whoever has it
-	err := cmd.Run()
-	if cmd.Process != nil {
-		_ = end() // mostly it has ended
-	}
+// awaitEnd waits for the end of a child, whose id stays its own until it is reaped.
+func awaitEnd(pid int) error {
+	_, err := again(func() (any, error) { return nil, unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) })
 	return err
 }
 
-func answer(out []byte, err error) string {
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGSYS {
-			return Killed
-		}
+func answer(state callState, status unix.WaitStatus) string {
+	if status.Signaled() && status.Signal() == unix.SIGSYS {
+		return Killed
 	}
-	if said := strings.TrimSpace(string(out)); said != "" && err == nil {
-		return said
+	if state > callBegun+1 {
+		return cmp.Or(unix.ErrnoName(unix.Errno(state-callBegun-1)), Reached)
 	}
-	return Reached // it crashed or ended the program, hung, or has taken its output away
-}
-
-// makeCall makes one call and prints the answer, after an empty line.
-func makeCall(arg string) (code int) {
-	number, err := strconv.Atoi(arg)
-	if err != nil {
-		return 2
-	}
-	args := CallArgs(CallName(number))
-	fmt.Println() // see called
-	_, _, errno := unix.RawSyscall6(uintptr(number), uintptr(args[0]), uintptr(args[1]), uintptr(args[2]), 0, 0, 0)
-	if errno != 0 {
-		fmt.Println(unix.ErrnoName(errno))
-		return 0
-	}
-	return 0 // in silence: a child that was forked would say it too
+	return Reached // it succeeded, crashed or ended the child, or hung
 }

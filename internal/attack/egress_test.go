@@ -15,17 +15,22 @@ var noWay = map[string]bool{"egress-source-route": true, "egress-segment-route6"
 // Each attack on a network works where neither rules nor gateway hold it.
 func TestEgressControls(t *testing.T) {
 	testenv.RequireUserNS(t)
+	attacks := []string{UpName}
 	for _, a := range Egress() {
 		if noWay[a.Name] || os.Geteuid() != 0 && strings.HasPrefix(a.Name, "egress-sysfs-") { // see control
 			continue
 		}
-		t.Run(a.Name, func(t *testing.T) {
-			if worked, found, err := Control(t.Context(), "/proc/self/exe", a.Name); !worked || err != nil {
-				t.Errorf("it does not work: %s %v", found, err)
+		attacks = append(attacks, a.Name)
+	}
+	all, err := Controls(t.Context(), "/proc/self/exe", attacks...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range attacks {
+		t.Run(name, func(t *testing.T) {
+			if c := all[name]; !c.Worked {
+				t.Errorf("it does not work: %s", c.Found)
 			}
 		})
-	}
-	if worked, found, err := Control(t.Context(), "/proc/self/exe", UpName); !worked || err != nil {
-		t.Errorf("%s: %s %v", UpName, found, err)
 	}
 }

@@ -189,16 +189,25 @@ func bringAttacker(ctx context.Context, c *client.Client, self, id string) error
 }
 
 func controls(ctx context.Context, self string, attacks []attackedBy, mu *sync.Mutex) error {
+	all, err := attack.Controls(ctx, self, attackNames(attacks)...)
+	if err != nil {
+		return err
+	}
+	mu.Lock()
+	defer mu.Unlock()
 	for i := range attacks {
-		worked, found, err := attack.Control(ctx, self, attacks[i].Name)
-		if err != nil {
-			return fmt.Errorf("%s: %w", attacks[i].Name, err)
-		}
-		mu.Lock()
-		attacks[i].Control, attacks[i].Reason = worked, found
-		mu.Unlock()
+		a := &attacks[i]
+		a.Control, a.Reason = all[a.Name].Worked, all[a.Name].Found
 	}
 	return nil
+}
+
+func attackNames(attacks []attackedBy) []string {
+	names := make([]string, len(attacks))
+	for i := range attacks {
+		names[i] = attacks[i].Name
+	}
+	return names
 }
 
 // attackProfile tries the attacks in a sandbox of one profile. With servers the sandbox has a
@@ -235,29 +244,27 @@ func attackProfile(ctx context.Context, c *client.Client, self, profile string, 
 		}
 		defer func() { err = errors.Join(err, watch.judge(ctx, c, s.ID, &p)) }()
 	}
-	for i := range attacks {
-		a := &attacks[i]
-		result, err := c.Exec(ctx, s.ID, attempt(a.Name, env))
-		if err != nil {
-			return p, fmt.Errorf("%s: %w", a.Name, err)
-		}
-		stopped, err := stoppedBy(result)
-		if err != nil {
-			return p, fmt.Errorf("%s in profile %s: %w", a.Name, profile, err)
-		}
-		mu.Lock()
-		a.Stopped[profile] = stopped
-		mu.Unlock()
+	stopped, err := tryAttacks(attackNames(attacks), func(group []string) (*api.ExecResult, error) {
+		return c.Exec(ctx, s.ID, attempt(env, group...))
+	})
+	if err != nil {
+		return p, fmt.Errorf("profile %s: %w", profile, err)
 	}
+	mu.Lock()
+	for i := range attacks {
+		attacks[i].Stopped[profile] = stopped[attacks[i].Name]
+	}
+	mu.Unlock()
 	if len(attacks) < len(attack.Corpus()) {
 		return p, nil // only the named attacks were asked for
 	}
 	return p, p.measure(ctx, c, s.ID, shown.Seccomp)
 }
 
-// attempt is the exec that tries an attack.
-func attempt(name string, env []string) api.ExecRequest {
-	return api.ExecRequest{Argv: append([]string{attackerPath}, attack.Try(name)...), Env: env, Timeout: attackTimeout.Seconds()}
+// attempt is the exec that tries attacks.
+func attempt(env []string, attacks ...string) api.ExecRequest {
+	limit := time.Duration(len(attacks)) * attackTimeout
+	return api.ExecRequest{Argv: append([]string{attackerPath}, attack.Try(attacks...)...), Env: env, Timeout: limit.Seconds()}
 }
 
 // measure makes every system call but sync in the sandbox, and compares the answers with the plan
@@ -309,19 +316,28 @@ func (r *attacked) features() {
 	}
 }
 
-// stoppedBy returns the error that stopped an attack; empty if it worked.
-func stoppedBy(result *api.ExecResult) (string, error) {
-	if result.Exit.Signal == "SIGSYS" {
-		return attack.Killed, nil
+// tryAttacks returns the error that stopped each attack; empty if it worked.
+func tryAttacks(names []string, try func(group []string) (*api.ExecResult, error)) (map[string]string, error) {
+	stopped := make(map[string]string)
+	var last api.ExecResult
+	err := attack.TryAll(names, func(group []string) (said string, killed bool, err error) {
+		result, err := try(group)
+		if err != nil {
+			return "", false, err
+		}
+		last = *result
+		return result.Stdout, result.Exit.Signal == "SIGSYS", nil
+	}, func(name string, r attack.Result) error {
+		stopped[name] = ""
+		if !r.Worked {
+			stopped[name] = cmp.Or(r.Errno, r.Detail, "stopped")
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w; the last program ended with %+v %s", err, last.Exit, last.Stderr)
 	}
-	r, err := attack.Decode(result.Stdout)
-	switch {
-	case err != nil:
-		return "", fmt.Errorf("%w; it ended with %+v %s", err, result.Exit, result.Stderr)
-	case r.Worked:
-		return "", nil
-	}
-	return cmp.Or(r.Errno, r.Detail, "stopped"), nil
+	return stopped, nil
 }
 
 func (r *attacked) print(w io.Writer) error {

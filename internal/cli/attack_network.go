@@ -58,12 +58,14 @@ type networkWatch struct {
 // watchNetwork checks that the network works, without which no attack on it proves anything, and
 // begins to read its record.
 func watchNetwork(ctx context.Context, c *client.Client, id string, env []string) (*networkWatch, error) {
-	result, err := c.Exec(ctx, id, attempt(attack.UpName, env))
+	stopped, err := tryAttacks([]string{attack.UpName}, func(group []string) (*api.ExecResult, error) {
+		return c.Exec(ctx, id, attempt(env, group...))
+	})
 	if err != nil {
 		return nil, fmt.Errorf("check that the network works: %w", err)
 	}
-	if stopped, err := stoppedBy(result); stopped != "" || err != nil {
-		return nil, errors.Join(fmt.Errorf("the network does not work, and attacks on it would prove nothing: %s", stopped), err)
+	if by := stopped[attack.UpName]; by != "" {
+		return nil, fmt.Errorf("the network does not work, and attacks on it would prove nothing: %s", by)
 	}
 	w := &networkWatch{read: make(chan error, 1)}
 	go func() {

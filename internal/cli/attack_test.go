@@ -107,7 +107,8 @@ func TestWhatStoppedAnAttack(t *testing.T) {
 		"it said none":  {api.ExecResult{}, "", true},
 		"it did not go": {api.ExecResult{Exit: api.Exit{Timeout: true}}, "", true},
 	} {
-		if got, err := stoppedBy(&tc.result); got != tc.want || (err != nil) != tc.bad {
+		got, err := tryAttacks([]string{"a"}, func([]string) (*api.ExecResult, error) { return &tc.result, nil })
+		if by, tried := got["a"]; by != tc.want || tried == tc.bad || (err != nil) != tc.bad {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
 	}

@@ -157,11 +157,16 @@ func TestEveryAttackSeesItsLayer(t *testing.T) {
 	off := []string{attack.Filter, attack.Capabilities, attack.Masked, attack.ReadOnly, attack.Undumpable, landlock}
 	others := map[string][]string{} // attacks by the sandbox that they are tried in
 	serial := 0
+	var corpus []string
 	for _, a := range attack.Corpus() {
-		worked, _, err := attack.ControlInUserNamespace(t.Context(), program, a.Name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		corpus = append(corpus, a.Name)
+	}
+	controls, err := attack.ControlsInUserNamespace(t.Context(), program, corpus...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range attack.Corpus() {
+		worked := controls[a.Name].Worked
 		switch {
 		case a.Layer == attack.Namespaces && worked:
 			t.Errorf("%s works in a bare user namespace, which should stop it", a.Name)
@@ -319,18 +324,17 @@ func attacked(t *testing.T, f runtimetest.Fixture, id, program string, attacks, 
 	without(&spec.Profile, off)
 	client := begin(t, f, spec)
 	put(t, client, program)
-	for _, name := range attacks {
-		said, exit := says(t, client, attack.Try(name)...)
-		if exit.Signal == unix.SIGSYS {
-			continue
-		}
-		got, err := attack.Decode(said)
-		if err != nil {
-			t.Fatalf("%s without %v: %v; it ended with %+v", name, off, err, exit)
-		}
-		if got.Worked {
+	err := attack.TryAll(attacks, func(group []string) (said string, killed bool, err error) {
+		said, exit := says(t, client, attack.Try(group...)...)
+		return said, exit.Signal == unix.SIGSYS, nil
+	}, func(name string, r attack.Result) error {
+		if r.Worked {
 			works = append(works, name)
 		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("without %v: %v", off, err)
 	}
 	return works
 }
