@@ -4,8 +4,8 @@
 // Every Require function probes. Where the need is not met, the test is skipped with the finding.
 // A need listed in SANDBOXD_TEST_REQUIRE fails the test instead, so that a machine which should
 // have everything cannot skip in silence. The list is comma-separated: userns, subids, ownids,
-// cgroup, landlock, systemd, reflink, root, user, account, resource, bed, peer, or all, which is all
-// but ownids, reflink, root, user, account, resource and bed.
+// cgroup, landlock, systemd, reflink, root, user, account, resource, bed, peer, or all. That means
+// all but ownids, reflink, root, user, account, resource and bed.
 //
 // The probes are those of the product, internal/kernel and internal/idmap: a test runs exactly
 // where the product would work. Cgroups are the exception. A test needs one delegated where it
@@ -271,7 +271,7 @@ func LacksCgroup(controllers ...string) (found string) {
 	return ""
 }
 
-// RequireResource needs a root with CAP_SYS_RESOURCE, which raises limits. That of a container lacks
+// RequireResource needs a root with CAP_SYS_RESOURCE, which raises limits. A container's root lacks
 // it.
 func RequireResource(t testing.TB) {
 	t.Helper()

@@ -204,8 +204,8 @@ var lacking = map[string]func(args ...string) string{
 	"Bed":      func(...string) string { return testenv.LacksBed() },
 }
 
-// forBed returns the tests of a file that no native lane can run. A need that a helper function asks
-// for is not found: its tests are left over, and the bed's second turn runs them.
+// forBed returns the tests of a file that no native lane can run. A need that a helper function
+// asks for is not found: its tests are left over, and the bed's second turn runs them.
 func forBed(text []byte) (tests []string) {
 	function := ""
 	for _, m := range needsBed.FindAllSubmatch(text, -1) {
