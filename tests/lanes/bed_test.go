@@ -81,16 +81,16 @@ func TestBed(t *testing.T) {
 		t.Errorf("for the bed: %q", got)
 	}
 	packages := []*testPackage{{Path: limitsPackage, ofBed: []string{"TestLimit"}}, {Path: module + "/api"}, {Path: module + "/x", ofBed: []string{"TestThere"}}}
-	plan, paths, err := ahead(t.Context(), options{packages: everything, lane: "all"}, packages, "")
-	if want := module + "/x\t^TestThere$\t" + aheadMachine + "\n"; err != nil || plan != want || !slices.Equal(paths, []string{module + "/x"}) {
-		t.Errorf("plan %q, %q, %v", plan, paths, err)
+	plan, paths := ahead(t.Context(), options{packages: everything, lane: "all"}, packages, "")
+	if want := module + "/x\t^TestThere$\t" + aheadMachine + "\n"; plan != want || !slices.Equal(paths, []string{module + "/x"}) {
+		t.Errorf("plan %q, %q", plan, paths)
 	}
 	if !slices.Contains(lanesOf(defaultBed), "bed/"+aheadMachine+"/root") {
 		t.Errorf("the bed has no %s", aheadMachine)
 	}
 	for _, o := range []options{{packages: everything, lane: "all", soak: true}, {packages: everything, lane: "all", bed: "6.12-tiny/root"}, {packages: "./api", lane: "all"}} {
-		if plan, _, err := ahead(t.Context(), o, packages, ""); plan != "" || err != nil {
-			t.Errorf("%+v: %q, %v", o, plan, err)
+		if plan, _ := ahead(t.Context(), o, packages, ""); plan != "" {
+			t.Errorf("%+v: %q", o, plan)
 		}
 	}
 	var corpus []string
