@@ -4,8 +4,8 @@
 // Every Require function probes. Where the need is not met, the test is skipped with the finding.
 // A need listed in SANDBOXD_TEST_REQUIRE fails the test instead, so that a machine which should
 // have everything cannot skip in silence. The list is comma-separated: userns, subids, ownids,
-// cgroup, landlock, systemd, reflink, root, user, account, peer, or all, which is all but ownids,
-// reflink, root, user and account.
+// cgroup, landlock, systemd, reflink, root, user, account, resource, bed, peer, or all. That means
+// all but ownids, reflink, root, user, account, resource and bed.
 //
 // The probes are those of the product, internal/kernel and internal/idmap: a test runs exactly
 // where the product would work. Cgroups are the exception. A test needs one delegated where it
@@ -49,12 +49,14 @@ const (
 	needRoot     need = "root"
 	needUser     need = "user"
 	needAccount  need = "account"
+	needResource need = "resource"
+	needBed      need = "bed"
 	needPeer     need = "peer"
 )
 
 // notInAll are the needs that all leaves out: root and user exclude each other, and machines
 // without the others are usual.
-var notInAll = []need{needRoot, needUser, needAccount, needReflink, needOwnIDs}
+var notInAll = []need{needRoot, needUser, needAccount, needReflink, needOwnIDs, needResource, needBed}
 
 // unmet skips the test, or fails it where the need is required on this machine.
 func unmet(t testing.TB, n need, found string) {
@@ -246,21 +248,63 @@ func RequireOwnIDs(t testing.TB) {
 // machines lack them natively; `make testbed` runs a test in one that has them.
 func RequireCgroup(t testing.TB, controllers ...string) {
 	t.Helper()
+	if found := LacksCgroup(controllers...); found != "" {
+		unmet(t, needCgroup, found)
+	}
+}
+
+// LacksCgroup returns the finding by which [RequireCgroup] skips a test; empty if the need is met.
+// tests/lanes asks it before the tests run.
+func LacksCgroup(controllers ...string) (found string) {
 	c, err := kernel.ProbeCgroup()
 	switch {
 	case err != nil:
-		unmet(t, needCgroup, err.Error()+"; `make testbed` has it")
-		return
+		return err.Error() + "; `make testbed` has it"
 	case !c.Delegated:
-		unmet(t, needCgroup, fmt.Sprintf("%s is not delegated to this user: %s; `make testbed` has one that is", c.Path, c.Why))
-		return
+		return fmt.Sprintf("%s is not delegated to this user: %s; `make testbed` has one that is", c.Path, c.Why)
 	}
 	for _, name := range controllers {
 		if !slices.Contains(c.Controllers, name) {
-			unmet(t, needCgroup, fmt.Sprintf("cgroup v2 at %s has the controllers %q, not %s; `make testbed` has it", c.Dir, c.Controllers, name))
-			return
+			return fmt.Sprintf("cgroup v2 at %s has the controllers %q, not %s; `make testbed` has it", c.Dir, c.Controllers, name)
 		}
 	}
+	return ""
+}
+
+// RequireResource needs a root with CAP_SYS_RESOURCE, which raises limits. A container's root lacks
+// it.
+func RequireResource(t testing.TB) {
+	t.Helper()
+	RequireRoot(t)
+	if found := LacksResource(); found != "" {
+		unmet(t, needResource, found)
+	}
+}
+
+// LacksResource returns the finding by which [RequireResource] skips a test of root; empty if the
+// need is met. It reads the bounding set, so that an ordinary user learns what root has.
+func LacksResource() (found string) {
+	if in, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_RESOURCE, 0, 0, 0); err != nil || in == 0 {
+		return "root has no CAP_SYS_RESOURCE here; `make testbed WHO=root` has one that has"
+	}
+	return ""
+}
+
+// RequireBed needs a machine of the test bed, because the test changes settings of the whole
+// machine.
+func RequireBed(t testing.TB) {
+	t.Helper()
+	if found := LacksBed(); found != "" {
+		unmet(t, needBed, found)
+	}
+}
+
+// LacksBed returns the finding by which [RequireBed] skips a test; empty in a machine of the bed.
+func LacksBed() (found string) {
+	if cmdline, err := os.ReadFile("/proc/cmdline"); err != nil || !strings.Contains(string(cmdline), "testbed.") {
+		return "this is no machine of the test bed; `make testbed` makes one"
+	}
+	return ""
 }
 
 // RequireLandlock needs a version of Landlock, or a later one.

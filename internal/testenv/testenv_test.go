@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -55,6 +56,19 @@ func TestRequirementsSayWhatWasFound(t *testing.T) {
 	RequireCgroup(spy, "nonsense") // no kernel has such a controller
 	if !strings.HasPrefix(spy.skipped, "needs cgroup: ") {
 		t.Errorf("cgroup: skipped with %q", spy.skipped)
+	}
+	if found := LacksCgroup("nonsense"); !strings.HasSuffix(spy.skipped, found) || found == "" {
+		t.Errorf("cgroup: skipped with %q, and %q is lacking", spy.skipped, found)
+	}
+	for name, n := range map[string]struct {
+		require func(testing.TB)
+		found   string
+	}{"bed": {RequireBed, LacksBed()}, "resource": {RequireResource, LacksResource()}} {
+		spy = newSpy(t)
+		n.require(spy)
+		if asked := name == "bed" || os.Geteuid() == 0; asked && strings.Contains(spy.skipped, "needs "+name+": ") != (n.found != "") {
+			t.Errorf("%s: skipped with %q, and %q is lacking", name, spy.skipped, n.found)
+		}
 	}
 	spy = newSpy(t)
 	RequireLandlock(spy, 1000)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/attack"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/testresult"
 )
@@ -20,8 +21,8 @@ func test(name string, o testresult.Outcome) testresult.Test {
 	return testresult.Test{Name: name, Outcome: o, Output: "    x_test.go:1: needs cgroup: none\n"}
 }
 
-// The bed's second turn is what every native lane has skipped, and nothing else; tests/limits had
-// the first.
+// The bed's second turn is what every lane has skipped, and nothing else: tests/limits had the
+// first, and what is expected to be skipped is expected to be skipped there too.
 func TestBedPlan(t *testing.T) {
 	root, rootless := &lane{Name: "root"}, &lane{Name: "rootless"}
 	rs := newResults([]*lane{root, rootless})
@@ -34,10 +35,75 @@ func TestBedPlan(t *testing.T) {
 	}})
 	rs.add(root, testresult.Package{Path: module + "api", Tests: []testresult.Test{test("TestAPI", testresult.Pass)}})
 	rs.add(root, testresult.Package{Path: limitsPackage, Tests: []testresult.Test{test("TestMemory", testresult.Skip)}})
+	const security = module + "tests/security"
+	rs.add(root, testresult.Package{Path: security, Tests: []testresult.Test{
+		test(attackTest, testresult.Pass), test(attackTest+"/x32-abi", testresult.Skip), test(attackTest+"/iopl", testresult.Skip),
+	}})
+	rs.addAll(map[*lane][]testresult.Package{{Name: "bed/newest-systemd/root", inBed: true}: {
+		{Path: security, Tests: []testresult.Test{test(attackTest+"/iopl", testresult.Pass)}},
+	}})
 	plan, paths := bedPlan(rs)
 	want := module + "runtime/cgroup\t^TestBoth$|^TestSub$/^a\\.b$\n"
 	if plan != want || len(paths) != 1 {
 		t.Errorf("plan\n%s\nwant\n%s", plan, want)
+	}
+}
+
+// The first turn has the tests whose needs this machine lacks, found in their source, and the
+// attacks whose controls fail here. Narrowed runs and soak runs leave them to the second turn.
+func TestAheadOfTheNativeLanes(t *testing.T) {
+	before := lacking
+	t.Cleanup(func() { lacking = before })
+	lacking = map[string]func(...string) string{
+		"Cgroup": func(args ...string) string {
+			if slices.Equal(args, []string{"memory", "pids"}) {
+				return "none"
+			}
+			return ""
+		},
+		"Bed":      func(...string) string { return "no" },
+		"Resource": func(...string) string { return "" },
+	}
+	source := strings.ReplaceAll(`func TestHere(t *testing.T) {
+	need.RequireCgroup(t, "memory")
+	need.RequireResource(t)
+}
+func TestThere(t *testing.T) {
+	need.RequireCgroup(t, "memory", "pids")
+}
+func helper(t *testing.T) {
+	need.RequireCgroup(t, "memory", "pids")
+}
+func TestBed(t *testing.T) {
+	need.RequireBed(t)
+}`, "need.", "testenv.") // this file is read too
+	if got := forBed([]byte(source)); !slices.Equal(got, []string{"TestThere", "TestBed"}) {
+		t.Errorf("for the bed: %q", got)
+	}
+	packages := []*testPackage{{Path: limitsPackage, ofBed: []string{"TestLimit"}}, {Path: module + "/api"}, {Path: module + "/x", ofBed: []string{"TestThere"}}}
+	plan, paths := ahead(t.Context(), options{packages: everything, lane: "all"}, packages, "")
+	if want := module + "/x\t^TestThere$\t" + aheadMachine + "\n"; plan != want || !slices.Equal(paths, []string{module + "/x"}) {
+		t.Errorf("plan %q, %q", plan, paths)
+	}
+	if !slices.Contains(lanesOf(defaultBed), "bed/"+aheadMachine+"/root") {
+		t.Errorf("the bed has no %s", aheadMachine)
+	}
+	for _, o := range []options{{packages: everything, lane: "all", soak: true}, {packages: everything, lane: "all", bed: "6.12-tiny/root"}, {packages: "./api", lane: "all"}} {
+		if plan, _ := ahead(t.Context(), o, packages, ""); plan != "" {
+			t.Errorf("%+v: %q", o, plan)
+		}
+	}
+	var corpus []string
+	for _, a := range attack.Corpus() {
+		corpus = append(corpus, a.Name)
+	}
+	for _, name := range unusualControls {
+		if !slices.Contains(corpus, name) {
+			t.Errorf("there is no attack %s", name)
+		}
+	}
+	if text, err := os.ReadFile("../security/doctor_test.go"); err != nil || !strings.Contains(string(text), "func "+attackTest+"(") {
+		t.Errorf("there is no %s: %v", attackTest, err)
 	}
 }
 
@@ -184,7 +250,7 @@ func TestEveryLimitIsTriedSomewhere(t *testing.T) {
 		}
 	}
 	flags := skips(options{bed: defaultBed})
-	if len(flags) != 2 || !strings.HasPrefix(flags[1], "newest-systemd=^TestBombsAreHeldByTheCgroup$|") {
+	if len(flags) != 4 || flags[1] != "6.1-tiny=^TestHostedAgentRunIsHeldToItsProcessorTime$" || !strings.HasPrefix(flags[3], "newest-systemd=^TestBombsAreHeldByTheCgroup$|") {
 		t.Errorf("%q", flags)
 	}
 	for _, whole := range []options{{bed: "6.12-tiny/root"}, {bed: wholeBed, soak: true}, {bed: defaultBed, soak: true}} {
@@ -232,7 +298,7 @@ func TestTurnThatIsCalledOff(t *testing.T) {
 	cancel()
 	b := &testBed{prepared: make(chan struct{})}
 	done := make(chan error, 1)
-	go func() { _, err := b.limits(ctx, options{}); done <- err }()
+	go func() { _, err := b.limits(ctx, options{run: "X"}, nil); done <- err }()
 	select {
 	case err := <-done:
 		if !errors.Is(err, context.Canceled) {

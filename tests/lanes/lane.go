@@ -164,6 +164,8 @@ type testPackage struct {
 	asksForUser bool
 	// ofRoot are the tests that need root.
 	ofRoot []string
+	// ofBed are the tests that need something which this machine lacks and the test bed has.
+	ofBed []string
 	// concurrent is set if its code starts goroutines.
 	concurrent bool
 }
@@ -193,6 +195,39 @@ var goroutine = regexp.MustCompile(`(?m)^\s*(defer )?go \S|\.Go\(|\.Parallel\(\)
 // needsRoot matches the beginning of a function, whose name it captures, or a need of root in one.
 var needsRoot = regexp.MustCompile(`(?m)^func (?:\([^)]*\) )?(\w+)|\btestenv\.Require(?:Root|Reflink|OwnIDs)\(`)
 
+// needsBed matches the beginning of a function, whose name it captures, or a need in one that the
+// bed's machines meet, with its arguments.
+var needsBed = regexp.MustCompile(`(?m)^func (?:\([^)]*\) )?(\w+)|\btestenv\.Require(Cgroup|Resource|Bed)\(t((?:, "\w+")*)\)`)
+
+// lacking are the probes of those needs, which tests ask too. Each returns what is missing here.
+var lacking = map[string]func(args ...string) string{
+	"Cgroup":   testenv.LacksCgroup,
+	"Resource": func(...string) string { return testenv.LacksResource() },
+	"Bed":      func(...string) string { return testenv.LacksBed() },
+}
+
+// forBed returns the tests of a file that no native lane can run. A need that a helper function
+// asks for is not found: its tests are left over, and the bed's second turn runs them.
+func forBed(text []byte) (tests []string) {
+	function := ""
+	for _, m := range needsBed.FindAllSubmatch(text, -1) {
+		if name := string(m[1]); name != "" {
+			function = name
+			continue
+		}
+		var args []string
+		for arg := range strings.SplitSeq(strings.TrimPrefix(string(m[3]), ", "), ", ") {
+			if arg != "" {
+				args = append(args, strings.Trim(arg, `"`))
+			}
+		}
+		if strings.HasPrefix(function, "Test") && lacking[string(m[2])](args...) != "" {
+			tests = append(tests, function)
+		}
+	}
+	return tests
+}
+
 // newPackage reads the Go files of a package, test or not: its tests depend on the user if
 // [userMatters] matches one, and those functions need root that [needsRoot] matches.
 func newPackage(importPath, dir string) (*testPackage, error) {
@@ -209,6 +244,7 @@ func newPackage(importPath, dir string) (*testPackage, error) {
 		}
 		p.asksForUser = p.asksForUser || !same && userMatters.Match(text)
 		p.concurrent = p.concurrent || goroutine.Match(text)
+		p.ofBed = append(p.ofBed, forBed(text)...)
 		function := ""
 		for _, m := range needsRoot.FindAllSubmatch(text, -1) {
 			switch name := string(m[1]); {
@@ -223,6 +259,8 @@ func newPackage(importPath, dir string) (*testPackage, error) {
 	}
 	slices.Sort(p.ofRoot)
 	p.ofRoot = slices.Compact(p.ofRoot)
+	slices.Sort(p.ofBed)
+	p.ofBed = slices.Compact(p.ofBed)
 	return p, nil
 }
 

@@ -2,8 +2,8 @@
 // with subordinate ids and a clean environment, and as root. A package that neither asks for its
 // uid nor for privileges of the kernel runs in the ordinary user's lane only, but for its tests
 // that need root. Races are looked for in that lane. Soak runs run all in both. Tests that no lane
-// of this machine could run then run in the machines of the test bed, which are lanes too
-// (docs/testbed.md); tests/limits runs there from the beginning.
+// of this machine can run run in the machines of the test bed, which are lanes too
+// (docs/testbed.md), beside the native lanes. Those that turn out to be left over come last.
 //
 // The run ends with one table of packages by lanes. It fails if a test failed, or if a test was
 // skipped in every lane and is neither left to a soak run ([testenv.Soak]) nor on the list of
@@ -44,8 +44,9 @@ type options struct {
 // combinations are for soak runs.
 const defaultBed = "6.1-tiny/dev,newest-systemd/root"
 
-// defaultRest is the machine for tests that the native lanes have skipped: the one that can run all
-// of them. None needs systemd, with which a machine takes a minute longer to start.
+// defaultRest is the machine for tests that all lanes have skipped, the first turn of the bed
+// included: one that can run all of them. None needs systemd, with which a machine takes a minute
+// longer to start.
 const defaultRest = "newest-tiny/root"
 
 // wholeBed are all machines: the default bed of a soak run.
@@ -140,7 +141,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		return false, err
 	}
 	// The machines need nothing of the native lanes and run longest, so they begin while the rest is
-	// compiled. Tests that the native lanes have skipped come last.
+	// compiled.
 	inBed := map[*lane][]testresult.Package{}
 	var beside errgroup.Group // one that could not run does not end the other
 	compiled, uncompiled := context.WithCancel(ctx)
@@ -151,7 +152,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	} else {
 		beside.Go(func() (err error) {
 			defer close(emulated)
-			if inBed, err = bed.limits(compiled, o); err != nil {
+			if inBed, err = bed.limits(compiled, o, packages); err != nil {
 				return fmt.Errorf("test bed: %w", err)
 			}
 			return nil
@@ -172,20 +173,15 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	}
 	fmt.Printf("compiled %d test binaries in %s\n", len(packages), time.Since(began).Round(time.Second))
 	beside.Go(func() error { return runNative(ctx, o, lanes, packages, emulated, results) })
-	if err = beside.Wait(); err == nil && bed != nil {
+	// The results of all lanes are reported, whatever became of one.
+	err = beside.Wait()
+	results.addAll(inBed)
+	if err == nil && bed != nil {
 		var rest map[*lane][]testresult.Package
 		if rest, err = bed.rest(ctx, o, results); err != nil {
 			err = fmt.Errorf("test bed: %w", err)
 		}
-		for l, its := range rest {
-			inBed[l] = append(inBed[l], its...)
-		}
-	}
-	// The results of all lanes are reported, whatever became of one.
-	for l, its := range inBed {
-		for _, r := range its {
-			results.add(l, r)
-		}
+		results.addAll(rest)
 	}
 	ok = results.report(os.Stdout, o)
 	if o.narrowed() {

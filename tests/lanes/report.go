@@ -51,6 +51,15 @@ func (rs *results) add(l *lane, r testresult.Package) {
 	}
 }
 
+// addAll adds the results of lanes of the bed.
+func (rs *results) addAll(its map[*lane][]testresult.Package) {
+	for l, packages := range its {
+		for _, r := range packages {
+			rs.add(l, r)
+		}
+	}
+}
+
 // of are the results of one lane, sorted by package.
 func (rs *results) of(l *lane) testresult.Lane {
 	rs.mu.Lock()

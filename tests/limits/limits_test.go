@@ -88,10 +88,13 @@ func TestMemoryLimitKillsTheHogAlone(t *testing.T) {
 	dir := cgroupOf(t, victim.PID)
 	// The waiting exec asks for no memory: while the kernel is still freeing the hog's, it kills any
 	// process that does.
-	const patient = `mkfifo /tmp/over; touch /tmp/running; read x </tmp/over; echo alive`
+	const patient = `echo >/tmp/running; read x </tmp/over; echo alive`
+	for _, s := range []*harness.Sandbox{victim, neighbour} {
+		s.Sh(t, "mkfifo /tmp/running /tmp/over")
+	}
 	beside, apart := background(t, victim, patient), background(t, neighbour, patient)
 	for _, s := range []*harness.Sandbox{victim, neighbour} {
-		s.Sh(t, "while ! test -e /tmp/running; do sleep 0.1; done")
+		s.Sh(t, "read x </tmp/running")
 	}
 
 	result := victim.Exec(t, sh("echo partial; exec tail /dev/zero"))
@@ -308,8 +311,7 @@ func TestCgroupsOfADeadLauncherAreRemoved(t *testing.T) {
 
 // Two daemons of one user in one cgroup leave each other's sandboxes alone.
 func TestDaemonsShareACgroup(t *testing.T) {
-	dir := group(t)
-	a := harness.Start(t, harness.Options{Cgroup: dir})
+	a := shared(t)
 	sa := a.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
 	b := harness.Start(t, harness.Options{Cgroup: cgroupOf(t, a.PID())})
 	sb := b.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})

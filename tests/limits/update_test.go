@@ -97,13 +97,13 @@ func TestRefusedChangeChangesNothing(t *testing.T) {
 		return all
 	}
 	before := held()
+	s.Sh(t, "mkfifo /tmp/holding /tmp/over")
 	holder := background(t, s, `python3 -c '
-import os, time
 a = bytearray(64 << 20)
-open("/tmp/holding", "w").close()
-while not os.path.exists("/tmp/over"): time.sleep(0.1)
+print(file=open("/tmp/holding", "w"))
+open("/tmp/over").read()
 print(len(a))'`)
-	s.Sh(t, "while ! test -e /tmp/holding; do sleep 0.1; done")
+	s.Sh(t, "read x </tmp/holding")
 	swap := int64(mib)
 	for name, test := range map[string]struct {
 		limits api.LimitsUpdate
@@ -133,7 +133,7 @@ print(len(a))'`)
 	if err != nil || now.Limits.CPUs != 0.5 || now.Limits.Pids != 40 || !now.Deadline.Equal(s.Deadline) || now.Labels["k"] != "v" {
 		t.Errorf("after refused changes: %+v, %v", now, err)
 	}
-	s.Sh(t, "touch /tmp/over")
+	s.Sh(t, "echo >/tmp/over")
 	if got := holder(); got.Stdout != "67108864\n" || got.Exit.OOM {
 		t.Errorf("the holder of memory ended with %+v", got)
 	}

@@ -66,7 +66,7 @@ func TestTerminalsOfASandboxAreBounded(t *testing.T) {
 // little locked memory.
 func TestLimitsAreNotTheDaemons(t *testing.T) {
 	testenv.RequireUserNS(t)
-	testenv.RequireRoot(t)
+	testenv.RequireResource(t)
 	for _, limit := range []struct{ of, to int }{{unix.RLIMIT_RTPRIO, 50}, {unix.RLIMIT_NICE, 30}, {unix.RLIMIT_MEMLOCK, 1 << 30}} {
 		var before unix.Rlimit
 		if err := unix.Getrlimit(limit.of, &before); err != nil {
@@ -161,10 +161,7 @@ func TestSystemVIPCIsBounded(t *testing.T) {
 // after a program has set its own limit of cores to 0. The control is a crash on the host. The
 // pattern is the whole machine's, so this is for machines of the test bed.
 func TestCrashStartsNothing(t *testing.T) {
-	cmdline, err := os.ReadFile("/proc/cmdline")
-	if err != nil || !strings.Contains(string(cmdline), "testbed.") {
-		t.Skip("kernel.core_pattern is set on machines of the test bed only")
-	}
+	testenv.RequireBed(t)
 	testenv.RequireRoot(t)
 	dir, err := os.MkdirTemp("/tmp", "cores") //nolint:usetesting // the kernel wants a short path
 	if err != nil {

@@ -69,18 +69,30 @@ install -m 644 "$guest/testbed.service" "$units/"
 ln -sf ../testbed.service "$units/multi-user.target.wants/"
 install -m 644 "$guest/delegate.conf" "$units/user@.service.d/"
 touch "$root/var/lib/systemd/linger/dev"
+# Nothing of a machine's life that no test looks at: emulated processors would run it at every start, and the generators at
+# every daemon-reload.
 for u in getty@tty1.service serial-getty@ttyS0.service serial-getty@hvc0.service apt-daily.timer apt-daily-upgrade.timer \
-	dpkg-db-backup.timer e2scrub_all.timer fstrim.timer e2scrub_reap.service systemd-firstboot.service; do
+	dpkg-db-backup.timer e2scrub_all.timer fstrim.timer e2scrub_reap.service systemd-firstboot.service systemd-tmpfiles-clean.timer \
+	docker-registry.service systemd-networkd.service systemd-networkd.socket systemd-network-generator.service systemd-binfmt.service \
+	proc-sys-fs-binfmt_misc.automount systemd-pstore.service systemd-random-seed.service systemd-modules-load.service \
+	systemd-update-utmp.service systemd-update-utmp-runlevel.service systemd-journal-flush.service; do
 	ln -sf /dev/null "$units/$u"
 done
+mkdir -p "$root/etc/systemd/system-generators" "$root/etc/systemd/journald.conf.d"
+for g in "$root"/usr/lib/systemd/system-generators/* "$root"/lib/systemd/system-generators/*; do
+	[ ! -f "$g" ] || ln -sf /dev/null "$root/etc/systemd/system-generators/${g##*/}"
+done
+printf '[Journal]\nStorage=volatile\nReadKMsg=no\n' >"$root/etc/systemd/journald.conf.d/testbed.conf"
 echo testbed >"$root/etc/hostname"
 [ -e "$root/etc/resolv.conf" ] || : >"$root/etc/resolv.conf" # a mount point for tests
 printf '127.0.0.1 localhost testbed\n::1 localhost\n' >"$root/etc/hosts"
 : >"$root/etc/fstab"
-echo uninitialized >"$root/etc/machine-id"
+# Or every start is the first: all units are enabled or disabled anew, and caches made.
+echo 5a4db0cd000040008000000000000001 >"$root/etc/machine-id"
+touch "$root/etc/.updated" "$root/var/.updated"
 # A gigabyte to work in; the file is sparse.
 uuid=5a4db0cd-0000-4000-8000-000000000001
-mke2fs -q -t ext4 -O ^has_journal -m 0 -L root -U $uuid -E hash_seed=$uuid,lazy_itable_init=1 \
+mke2fs -q -t ext4 -O ^has_journal,^metadata_csum -m 0 -L root -U $uuid -E hash_seed=$uuid,lazy_itable_init=1 \
 	-d "$root" "$work/out/root.img" $(($(du -sm "$root" | cut -f1) * 12 / 10 + 1024))M >/dev/null
 END
 "${in_userns[@]}" bash "$work/assemble.sh" "$work" "$guest"

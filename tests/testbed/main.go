@@ -145,7 +145,7 @@ func main() {
 	flag.StringVar(&o.packages, "pkg", "./tests/limits", "test `packages` to compile and run")
 	flag.StringVar(&o.run, "run", "", "run only tests that match the `regexp`")
 	flag.Var(o.skips, "skip", "leave out tests that match a regexp, as go test does, in one machine: `6.1-tiny=REGEXP`; repeatable")
-	flag.StringVar(&o.plan, "plan", "", "`file` that says instead what to run: lines of a package, and after a tab a regexp of its tests")
+	flag.StringVar(&o.plan, "plan", "", "`file` that says instead what to run: lines of a package, a regexp of its tests and the one machine that it is for, separated by tabs")
 	flag.StringVar(&o.payload, "payload", "", "take this `directory` along instead, and run the command given as arguments in it")
 	flag.BoolVar(&o.shell, "shell", false, "open a shell of root in the machine; testbed-as dev bash is one of dev")
 	flag.BoolVar(&o.prepare, "prepare", false, "make the image where it is missing, and end")
@@ -257,7 +257,7 @@ func (o options) runMachine(ctx context.Context, s spec, made images, payload st
 	}
 	var lanes []testresult.Lane
 	for _, user := range s.users {
-		results := testresult.ReadDir(ctx, filepath.Join(m.out, "results", user), p.paths())
+		results := testresult.ReadDir(ctx, filepath.Join(m.out, "results", user), p.paths(s.String()))
 		lanes = append(lanes, testresult.Lane{Name: "bed/" + s.String() + "/" + user, Packages: results})
 	}
 	if err := testresult.WriteJUnitFile(filepath.Join(m.out, "junit.xml"), lanes...); err != nil {

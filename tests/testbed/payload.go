@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -81,13 +82,17 @@ type plan []planned
 type planned struct {
 	path string // import path
 	dir  string // below the module
+	only string // the machine that runs it; empty for all
 	run  string // for -test.run; empty for all
 }
 
-func (p plan) paths() []string {
+// paths returns the import paths of what a machine runs.
+func (p plan) paths(machine string) []string {
 	var paths []string
 	for _, b := range p {
-		paths = append(paths, b.path)
+		if b.only == "" || b.only == machine {
+			paths = append(paths, b.path)
+		}
 	}
 	return paths
 }
@@ -107,9 +112,13 @@ func makePlan(ctx context.Context, o options) (plan, error) {
 	var p plan
 	for line := range strings.Lines(string(data)) {
 		pkg, run, _ := strings.Cut(strings.TrimRight(line, "\n"), "\t")
+		run, only, _ := strings.Cut(run, "\t")
 		more, err := list(ctx, []string{pkg}, run)
 		if err != nil {
 			return nil, err
+		}
+		for i := range more {
+			more[i].only = only
 		}
 		p = append(p, more...)
 	}
@@ -164,7 +173,7 @@ func compile(ctx context.Context, o options, p plan, dir string) (argv []string,
 	var lines strings.Builder
 	for _, b := range p {
 		name := testresult.FileName(b.path)
-		fmt.Fprintf(&lines, "%s\t%s\t%s\n", name, b.dir, b.run)
+		fmt.Fprintf(&lines, "%s\t%s\t%s\t%s\n", name, b.dir, cmp.Or(b.only, "-"), b.run)
 		if err := o.compileTests(ctx, b.path, filepath.Join(dir, "tests", name+".test")); err != nil {
 			return nil, err
 		}

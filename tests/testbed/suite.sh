@@ -1,16 +1,16 @@
 #!/bin/bash
 # suite.sh FLAGS...: runs the test binaries that the file plan names, as whoever it is run as, in their places in the tree, and
-# keeps what each one says and how it ends; testresult.ReadDir reads that. A line of plan is a binary's name, its directory and
-# what -test.run selects, separated by tabs.
+# keeps what each one says and how it ends; testresult.ReadDir reads that. A line of plan is a binary's name, its directory, the
+# machine that it is for (- for all) and what -test.run selects, separated by tabs.
 set -uo pipefail
 top=$PWD
 results=/results/$USER
 mkdir -p "$results/logs"
 export SANDBOXD_BIN=$top/bin SANDBOXD_TEST_LOGS=$results/logs
 # Nothing that a machine of ours has is skipped in silence.
-export SANDBOXD_TEST_REQUIRE=userns,subids,cgroup,landlock,peer
+export SANDBOXD_TEST_REQUIRE=userns,subids,cgroup,landlock,bed,peer
 if [ "$USER" = root ]; then
-	SANDBOXD_TEST_REQUIRE+=,root,account
+	SANDBOXD_TEST_REQUIRE+=,root,account,resource
 else
 	SANDBOXD_TEST_REQUIRE+=,user
 fi
@@ -20,7 +20,8 @@ fi
 machine=$(tr ' ' '\n' </proc/cmdline | sed -n 's/^testbed\.machine=//p')
 ! [ -f "skip.$machine" ] || set -- "$@" "-test.skip=$(cat "skip.$machine")"
 worst=0
-while IFS=$'\t' read -r name dir run; do
+while IFS=$'\t' read -r name dir only run; do
+	[ "$only" = - ] || [ "$only" = "$machine" ] || continue
 	echo "-- $name as $USER"
 	cd "$top/tree/$dir"
 	began=$EPOCHREALTIME
