@@ -588,6 +588,7 @@ func onlyRoot(t *testing.T, s *harness.Sandbox) bool {
 
 // Text that is written in pieces arrives as text, wherever it is cut.
 func TestSplitCharactersArriveWhole(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	c := d.Client(t)
 	defer c.Close()

@@ -90,6 +90,7 @@ func TestRunFromARegistryPrintsAndPassesTheExitCodeThrough(t *testing.T) {
 
 // A self-signed registry is refused unless the user says that it may be insecure.
 func TestUnverifiedCertificateIsRefused(t *testing.T) {
+	testenv.SameForAll(t)
 	registry := harness.DebianRegistry(t, true)
 	reference := registry.Push(t, "test/busybox:1", busybox(t))
 	d := shared(t)
@@ -101,6 +102,7 @@ func TestUnverifiedCertificateIsRefused(t *testing.T) {
 }
 
 func TestPulledImageIsListed(t *testing.T) {
+	testenv.SameForAll(t)
 	inParallel(t)
 	registry := harness.DebianRegistry(t, false)
 	reference := registry.Push(t, "test/busybox:1", harness.Index(t, busybox(t)))

@@ -8,6 +8,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -60,6 +61,7 @@ func TestSettingsFromInside(t *testing.T) {
 
 // Run passes its arguments to the image's ENTRYPOINT in the place of its CMD, attached or not.
 func TestRunOfEntrypoint(t *testing.T) {
+	testenv.SameForAll(t)
 	registry := harness.DebianRegistry(t, false)
 	image := harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}, Entrypoint: []string{"echo", "entry"}, Cmd: []string{"cmd"}, StopSignal: "SIGINT"},
 		harness.Layer(t, "gzip", harness.Tar(t, harness.Busybox(t)...)))
