@@ -198,7 +198,7 @@ func newSpareContext(t *testing.T, d *harness.Daemon, s *harness.Sandbox, req ap
 // no use of it.
 func TestContextIdles(t *testing.T) {
 	testenv.SameForAll(t)
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	short := newContext(t, d, s, api.CreateContext{IdleTimeout: 0.2})
 	harness.Eventually(t, func() error {

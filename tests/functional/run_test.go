@@ -103,10 +103,9 @@ func TestUnverifiedCertificateIsRefused(t *testing.T) {
 
 func TestPulledImageIsListed(t *testing.T) {
 	testenv.SameForAll(t)
-	inParallel(t)
 	registry := harness.DebianRegistry(t, false)
 	reference := registry.Push(t, "test/busybox:1", harness.Index(t, busybox(t)))
-	d := start(t)
+	d := shared(t)
 	image := d.MustPull(t, reference)
 	if image.Reference != reference || image.Platform != harness.Platform() || image.Layers != 2 || image.Size <= 0 {
 		t.Errorf("pulled %+v", image)

@@ -261,7 +261,7 @@ func TestSnapshotHoldsItsImage(t *testing.T) {
 
 // A sandbox that writes all the time gets a snapshot whose files are whole, or none and an error.
 func TestSnapshotOfOneThatWrites(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	done := make(chan error, 1)
 	go func() {

@@ -161,7 +161,7 @@ func compare(t *testing.T, what, got, want string) {
 // A program works on a directory of the host as on its own, the directory stays as it was, and the
 // changes brought back make the tree that the same program makes natively.
 func TestWorkspace(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	directories, files := 110, 20 // those of the edits, and one more
 	if testenv.Soaking() {
 		directories, files = 1000, 100
@@ -192,7 +192,7 @@ func TestWorkspace(t *testing.T) {
 
 // A workspace's changes outlive a stop, and the directory must be the same one at the start.
 func TestWorkspaceOfAStoppedSandbox(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	outer := t.TempDir()
 	dir := filepath.Join(outer, "dir")
 	inDir(t, outer, "mkdir dir; echo old > dir/file")
@@ -252,7 +252,7 @@ func TestWorkspaceOfAStoppedSandbox(t *testing.T) {
 // The mount below the overlay is read-only for everything in the sandbox, and what the host's user
 // may not read stays closed.
 func TestWorkspaceIsTheOwnersAndNoMore(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	dir := t.TempDir()
 	inDir(t, dir, "echo private > file; chmod 600 file; mkdir sub; chmod 700 sub; echo x > sub/x; printf '#!/bin/sh\nid -u\n' > suid; chmod 4755 suid")
 	before := list(t, dir)
@@ -313,7 +313,7 @@ func TestWorkspaceIsApart(t *testing.T) {
 // The command line keeps out what .sandboxdignore names, and with --gitignore what .gitignore files
 // do; changes and apply leave it alone.
 func TestWorkspaceIgnores(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	dir := t.TempDir()
 	inDir(t, dir, `mkdir -p src/build secrets; echo unseen > .env; echo unseen > src/.env; echo unseen > secrets/key; echo o > src/build/x.o; echo c > src/x.c
 		printf '.env\n/secrets/\n' > .sandboxdignore; printf 'build/\n' > src/.gitignore`)
