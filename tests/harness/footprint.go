@@ -109,8 +109,8 @@ func processTable() ([]process, error) {
 	return table, nil
 }
 
-// kernelThreads returns the pids of the kernel's threads, most of an idle host's processes: one file
-// names them all. It is empty where another process has their parent's pid, as in containers.
+// kernelThreads returns the pids of the kernel's threads, most of an idle host's processes. One
+// file names them all. It is empty where another process has their parent's pid, as in containers.
 func kernelThreads() map[int]bool {
 	const parent, threadOfKernel = 2, 0x00200000 // kthreadd; PF_KTHREAD of linux/sched.h
 	_, fields, err := readStat(parent)
