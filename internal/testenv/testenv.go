@@ -385,7 +385,8 @@ const SecondVariable = "SANDBOXD_TEST_SECOND"
 
 // SameForAll skips a test whose outcome does not depend on the user, where an ordinary user's lane
 // runs it at the same time. It is for tests of what stands above sandboxes: clients and their
-// protocols, agents' runs, names of images, the command line.
+// protocols, agents' runs, names of images, contexts and policies of code, health checks, the
+// command line.
 func SameForAll(t testing.TB) {
 	t.Helper()
 	if os.Getenv(SecondVariable) != "" {

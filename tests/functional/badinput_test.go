@@ -513,6 +513,7 @@ func TestLayerThatLiesAboutItsSizeIsRefused(t *testing.T) {
 }
 
 func TestUnreachableRegistry(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	_, err := d.Pull(t.Context(), "127.0.0.1:1/some/image:1", false)
 	wantProblem(t, err, api.CodeRegistry, "127.0.0.1:1")
@@ -522,6 +523,7 @@ func TestUnreachableRegistry(t *testing.T) {
 }
 
 func TestNoImageForThisPlatform(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	registry := harness.LyingRegistry(t, nil)
 	other := &v1.Platform{OS: "linux", Architecture: "s390x"}

@@ -436,6 +436,7 @@ func noSandboxes(t *testing.T, d *harness.Daemon) error {
 
 // A rebuild whose steps are all cached is the same image, named or not, and leaves no other behind.
 func TestCachedRebuildIsTheSameImage(t *testing.T) {
+	testenv.SameForAll(t)
 	d := small(t)
 	c := d.Client(t)
 	context := dockerfile(t, "FROM local/base:1 AS first\nCOPY a /a\nFROM first\nENV A=b\nRUN cat /a > /b\n", harness.File{Name: "a", Body: "1"})

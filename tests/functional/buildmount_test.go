@@ -17,6 +17,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -223,6 +224,7 @@ func TestBuildCaches(t *testing.T) {
 
 // One of two steps with a locked cache waits for the other; one with a private cache gets another.
 func TestBuildCacheSharing(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	base := mountBase(t, "test/mounts:sharing")
 	for sharing, want := range map[string]string{"locked": "left\n", "private": "", "shared": ""} {

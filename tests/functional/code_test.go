@@ -126,6 +126,7 @@ func TestCodeStream(t *testing.T) {
 
 // A language that is missing, an installation that fails: errors that say what was tried.
 func TestCodeErrors(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	_, err := d.Client(t).RunCode(t.Context(), s.ID, api.CodeRequest{Code: "1", Env: []string{"PATH=/none"}})

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -59,6 +60,7 @@ func judged(t *testing.T, d *harness.Daemon, s *harness.Sandbox, req api.CodeReq
 // The operator's policy holds for every run, by itself and in a context, and a request can only add
 // to it. Refused code leaves nothing, not even a start.
 func TestCodePolicy(t *testing.T) {
+	testenv.SameForAll(t)
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	if err := os.WriteFile(file, []byte(operatorsPolicy), 0o600); err != nil {
 		t.Fatal(err)
@@ -149,6 +151,7 @@ func TestCodePolicy(t *testing.T) {
 
 // The sandbox's Python is the sandbox's: its answer can add imports, and take none away.
 func TestCodePolicyWithALyingPython(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Env: []string{"PATH=/tmp/lies:/usr/local/bin:/usr/bin:/bin"}})
 	const policy = "version: 1\nmodules: [{module: os, languages: python}]"

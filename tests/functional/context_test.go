@@ -197,7 +197,8 @@ func newSpareContext(t *testing.T, d *harness.Daemon, s *harness.Sandbox, req ap
 // A context without a run for its idle time goes, and so does its sandbox: a context that waits is
 // no use of it.
 func TestContextIdles(t *testing.T) {
-	d := start(t)
+	testenv.SameForAll(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	short := newContext(t, d, s, api.CreateContext{IdleTimeout: 0.2})
 	harness.Eventually(t, func() error {
@@ -261,6 +262,7 @@ func TestKilledDaemonKeepsContexts(t *testing.T) {
 // A run in a context installs its libraries in the context's directory and environment. The package
 // manager is a script here; code.TestTable has real ones.
 func TestLibrariesInAContext(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, `mkdir -p /srv/bin /srv/lib /srv/work; cat >/srv/bin/uv <<'end'
@@ -319,6 +321,7 @@ chmod +x /srv/bin/uv`)
 
 // 200 contexts in 20 sandboxes, each of which counts for itself.
 func TestManyContexts(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	sandboxes, each := 20, 10
 	if testing.Short() {

@@ -12,12 +12,14 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // The detach keys end attach and leave the program alone; keys that only begin the sequence reach
 // the program.
 func TestDetachKeys(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	c := client.New(d.Socket)
@@ -109,6 +111,7 @@ func endWith(ctx context.Context, t *testing.T, c *client.Client, sandbox, exec 
 // The detach keys leave the program of run -it: its sandbox stays, with the program as its main
 // process, and nothing that was typed is lost. Keys that only begin the sequence reach the program.
 func TestDetachKeysOfRun(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	c := d.Client(t)
 	for name, tc := range map[string]struct {
@@ -159,6 +162,7 @@ func TestDetachKeysOfRun(t *testing.T) {
 
 // Without keys, they reach the program, and nothing is left of the sandbox.
 func TestDetachKeysNone(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	c := d.Client(t)
 	cmd, master, out := onTerminal(t, d, "run", "-it", "--detach-keys", "none", "--name", "keyless", "--", "sh", "-c", "stty -echo -ixon; echo ready; head -c 3 | od -An -to1")

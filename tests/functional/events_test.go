@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -80,6 +81,7 @@ func TestEventsSurviveTheDaemon(t *testing.T) {
 
 // TestEventsOfAMainProcess: a waiting client sees how a job ended, without asking again and again.
 func TestEventsOfAMainProcess(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	got, done := make(chan api.Event, 16), make(chan error, 1)
 	job := d.Create(t, api.CreateSandbox{Name: "events-job", Command: []string{"sh", "-c", "exit 7"}})

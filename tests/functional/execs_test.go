@@ -588,6 +588,7 @@ func onlyRoot(t *testing.T, s *harness.Sandbox) bool {
 
 // Text that is written in pieces arrives as text, wherever it is cut.
 func TestSplitCharactersArriveWhole(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	c := d.Client(t)
 	defer c.Close()
@@ -641,39 +642,39 @@ func TestHostileProcessNames(t *testing.T) {
 // The command line: detach, list, follow with the program's exit code, processes.
 func TestDetachedCommandLine(t *testing.T) {
 	testenv.SameForAll(t)
-	d := start(t)
-	s := d.Create(t, api.CreateSandbox{Name: "work"})
-	got := d.CLI(t, "exec", "-d", "--rlimit", "nofile=77", "--create-cwd", "-w", "/new/dir", "work", "--", "sh", "-c", "pwd; ulimit -n; echo oops >&2; exit 9")
+	d := shared(t)
+	s := d.Create(t, api.CreateSandbox{Name: "detached"})
+	got := d.CLI(t, "exec", "-d", "--rlimit", "nofile=77", "--create-cwd", "-w", "/new/dir", "detached", "--", "sh", "-c", "pwd; ulimit -n; echo oops >&2; exit 9")
 	id := strings.TrimSpace(got.Stdout)
 	if got.Code != 0 || id == "" {
 		t.Fatalf("%+v", got)
 	}
-	if got = d.CLI(t, "attach", "work", id); got.Code != 9 || got.Stdout != "/new/dir\n77\n" || got.Stderr != "oops\n" {
+	if got = d.CLI(t, "attach", "detached", id); got.Code != 9 || got.Stdout != "/new/dir\n77\n" || got.Stderr != "oops\n" {
 		t.Errorf("%+v", got)
 	}
-	if got = d.CLI(t, "execs", "work"); got.Code != 0 || !strings.Contains(got.Stdout, id) || !strings.Contains(got.Stdout, "exited (9)") ||
+	if got = d.CLI(t, "execs", "detached"); got.Code != 0 || !strings.Contains(got.Stdout, id) || !strings.Contains(got.Stdout, "exited (9)") ||
 		!strings.Contains(got.Stdout, "'pwd; ulimit") {
 		t.Errorf("%+v", got)
 	}
-	got = d.CLI(t, "exec", "-d", "--json", "work", "--", "sleep", "600")
+	got = d.CLI(t, "exec", "-d", "--json", "detached", "--", "sleep", "600")
 	var x api.Exec
 	if err := json.Unmarshal([]byte(got.Stdout), &x); err != nil || x.State != api.ExecRunning {
 		t.Errorf("%+v, %v", got, err)
 	}
 	eventually(t, func() error { // while it is about to be sleep it has no command line
-		if got := d.CLI(t, "top", "work"); got.Code != 0 || !strings.Contains(got.Stdout, "sleep 600") || !strings.Contains(got.Stdout, x.ID) {
+		if got := d.CLI(t, "top", "detached"); got.Code != 0 || !strings.Contains(got.Stdout, "sleep 600") || !strings.Contains(got.Stdout, x.ID) {
 			return fmt.Errorf("%+v", got)
 		}
 		return nil
 	})
-	if got = d.CLI(t, "kill", "--signal", "TERM", "work", x.ID); got.Code != 0 {
+	if got = d.CLI(t, "kill", "--signal", "TERM", "detached", x.ID); got.Code != 0 {
 		t.Errorf("%+v", got)
 	}
-	if got = d.CLI(t, "attach", "--json", "work", x.ID); got.Code != 128+15 || !strings.Contains(got.Stdout, `"signal":"SIGTERM"`) {
+	if got = d.CLI(t, "attach", "--json", "detached", x.ID); got.Code != 128+15 || !strings.Contains(got.Stdout, `"signal":"SIGTERM"`) {
 		t.Errorf("%+v", got)
 	}
 	s.Delete(t)
-	if got = d.CLI(t, "execs", "work"); got.Code != 1 {
+	if got = d.CLI(t, "execs", "detached"); got.Code != 1 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -190,6 +190,7 @@ func TestStdinReachesTheProgram(t *testing.T) {
 }
 
 func TestOutputIsBoundedAndSaysSo(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	result := s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "yes | head -c 3000000; echo end >&2"}, OutputLimit: 1000})

@@ -11,6 +11,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -132,6 +133,7 @@ func TestHealthOfImage(t *testing.T) {
 
 // Docker's flags change the image's check or name another, and say that there is none.
 func TestHealthFlags(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	reference := healthImage(t, "test/health:2")
 	d.MustPull(t, reference)
@@ -185,6 +187,7 @@ func TestHealthFlags(t *testing.T) {
 
 // Checks are no use of a sandbox: one that nothing else uses becomes idle.
 func TestHealthChecksAreNoUse(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Settings: api.Settings{HealthCheck: &api.HealthCheck{Test: []string{"CMD", "true"}, Interval: 1}}})
 	awaitHealth(t, s, "a check", healthy) // or the time could pass before the first
@@ -235,6 +238,7 @@ func TestHostileHealthChecks(t *testing.T) {
 
 // A HEALTHCHECK instruction is in the image that is built, and NONE takes the base's away.
 func TestHealthOfBuild(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	reference := healthImage(t, "test/health:3")
 	d.MustPull(t, reference)

@@ -173,6 +173,7 @@ func TestPruneKeepsTheHostImageOfSandboxes(t *testing.T) {
 
 // A tag that moves on leaves the image that sandboxes have.
 func TestPulledAnewKeepsTheOldImageForItsSandboxes(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
 	reference := registry.Push(t, "team/app:latest", twoLayers(t, "old"))
@@ -845,6 +846,7 @@ func TestStubbornRegistry(t *testing.T) {
 // An image that a peer exports to a registry is the very image: skopeo pushes our archive, and its
 // digest is the same.
 func TestExportIsThePulledImage(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	registry := harness.DebianRegistry(t, false)
 	reference := registry.Push(t, "team/app:1", twoLayers(t, "round"))

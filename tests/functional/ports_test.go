@@ -36,7 +36,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
 
 func TestServersInSandboxesAreReached(t *testing.T) {
 	testenv.SameForAll(t)
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{
 		Network: api.Network{Mode: api.NetworkFull}, Ports: []api.PortMapping{{Port: 8000}}, Command: []string{"python3", "-c", tells},
 	})

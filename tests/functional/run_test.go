@@ -90,6 +90,7 @@ func TestRunFromARegistryPrintsAndPassesTheExitCodeThrough(t *testing.T) {
 
 // A self-signed registry is refused unless the user says that it may be insecure.
 func TestUnverifiedCertificateIsRefused(t *testing.T) {
+	testenv.SameForAll(t)
 	registry := harness.DebianRegistry(t, true)
 	reference := registry.Push(t, "test/busybox:1", busybox(t))
 	d := shared(t)
@@ -101,10 +102,10 @@ func TestUnverifiedCertificateIsRefused(t *testing.T) {
 }
 
 func TestPulledImageIsListed(t *testing.T) {
-	inParallel(t)
+	testenv.SameForAll(t)
 	registry := harness.DebianRegistry(t, false)
 	reference := registry.Push(t, "test/busybox:1", harness.Index(t, busybox(t)))
-	d := start(t)
+	d := shared(t)
 	image := d.MustPull(t, reference)
 	if image.Reference != reference || image.Platform != harness.Platform() || image.Layers != 2 || image.Size <= 0 {
 		t.Errorf("pulled %+v", image)

@@ -2,12 +2,15 @@ package functional
 
 import (
 	"archive/tar"
+	"errors"
 	"strings"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -60,6 +63,7 @@ func TestSettingsFromInside(t *testing.T) {
 
 // Run passes its arguments to the image's ENTRYPOINT in the place of its CMD, attached or not.
 func TestRunOfEntrypoint(t *testing.T) {
+	testenv.SameForAll(t)
 	registry := harness.DebianRegistry(t, false)
 	image := harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}, Entrypoint: []string{"echo", "entry"}, Cmd: []string{"cmd"}, StopSignal: "SIGINT"},
 		harness.Layer(t, "gzip", harness.Tar(t, harness.Busybox(t)...)))
@@ -95,7 +99,9 @@ func TestRunOfEntrypoint(t *testing.T) {
 	// The image's STOPSIGNAL ends the program, and another one that the request names.
 	for signal, want := range map[string]string{"": "INT", "SIGUSR1": "USR1"} {
 		s := d.Create(t, api.CreateSandbox{Image: with, Settings: api.Settings{StopSignal: signal}, Command: []string{"sh", "-c", `for s in TERM INT USR1; do trap "echo got $s; exit 9" $s; done; echo ready; while :; do sleep 0.01; done`}})
-		for d.CLI(t, "logs", s.ID).Stdout == "" {
+		ready := errors.New("it has printed something")
+		if err := d.Client(t).Logs(t.Context(), s.ID, client.LogOptions{Follow: true}, func(api.LogEntry) error { return ready }); !errors.Is(err, ready) {
+			t.Fatalf("stop signal %q: the log ended: %v", signal, err)
 		}
 		s.MustTurn(t, "stop", nil, api.StateStopped)
 		if got := d.CLI(t, "logs", s.ID).Stdout; got != "ready\ngot "+want+"\n" {

@@ -103,7 +103,6 @@ func TestSharedNetwork(t *testing.T) {
 			}
 
 			// The owner's end leaves the loopback.
-			before := guest.Sh(t, "readlink /proc/self/ns/net")
 			owner.MustTurn(t, "stop", api.StopSandbox{}, api.StateStopped)
 			if got := hears(t, guest, "127.0.0.1", 8000); got != "ECONNREFUSED" {
 				t.Errorf("the server of a stopped sandbox says %q", got)
@@ -117,8 +116,9 @@ func TestSharedNetwork(t *testing.T) {
 			owner.MustTurn(t, "start", api.StartSandbox{}, api.StateRunning)
 			guest.MustTurn(t, "start", api.StartSandbox{}, api.StateRunning)
 			serves(t, guest)
-			if after := guest.Sh(t, "readlink /proc/self/ns/net"); after == before {
-				t.Errorf("after the owner's start it is in the old namespace")
+			const namespace = "readlink /proc/self/ns/net"
+			if got, want := guest.Sh(t, namespace), owner.Sh(t, namespace); got != want {
+				t.Errorf("after the owner's start it is in %s, and the owner in %s", got, want)
 			}
 
 			guest.MustTurn(t, "stop", api.StopSandbox{}, api.StateStopped)

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -132,6 +133,7 @@ func (f *simpleSandbox) upload(id, query, data string) (int, string) {
 
 // A client of simple_sandbox finds its routes, and nothing but its sandboxes.
 func TestSimpleSandbox(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	f := startSimpleSandbox(t, d)
 	f.wants(200, `{"status":"healthy"}`, "GET", "/health", "")
@@ -233,6 +235,7 @@ func TestSimpleSandbox(t *testing.T) {
 
 // A cell that waits holds up nothing else, and a face that is killed meanwhile loses nothing.
 func TestSimpleSandboxFaceIsKilled(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	f := startSimpleSandbox(t, d)
 	id, second := f.create(), f.create()

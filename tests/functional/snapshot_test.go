@@ -235,6 +235,7 @@ func TestDiffAndCommitOfWhatStandsOnSnapshots(t *testing.T) {
 
 // A snapshot holds its image.
 func TestSnapshotHoldsItsImage(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
 	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
@@ -260,7 +261,7 @@ func TestSnapshotHoldsItsImage(t *testing.T) {
 
 // A sandbox that writes all the time gets a snapshot whose files are whole, or none and an error.
 func TestSnapshotOfOneThatWrites(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	done := make(chan error, 1)
 	go func() {
@@ -586,6 +587,7 @@ func TestSnapshotTravels(t *testing.T) {
 
 // Beyond the limit the oldest snapshots go that no sandbox stands on.
 func TestSnapshotLimit(t *testing.T) {
+	testenv.SameForAll(t)
 	d := startWith(t, harness.Options{Args: []string{"--snapshot-limit", "2m"}})
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "dd if=/dev/zero of=/tmp/f bs=1000 count=900 2>/dev/null")

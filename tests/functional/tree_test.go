@@ -413,8 +413,8 @@ func TestWatchKeepsNothingAlive(t *testing.T) {
 
 func TestFilesCommand(t *testing.T) {
 	testenv.SameForAll(t)
-	d := start(t)
-	s := d.Create(t, api.CreateSandbox{Name: "work"})
+	d := shared(t)
+	s := d.Create(t, api.CreateSandbox{Name: "filed"})
 	files := func(stdin string, args ...string) string {
 		t.Helper()
 		got := d.CLIInput(t, strings.NewReader(stdin), append([]string{"files"}, args...)...)
@@ -423,18 +423,18 @@ func TestFilesCommand(t *testing.T) {
 		}
 		return got.Stdout
 	}
-	files("", "mkdir", "-p", "work", "/tmp/a/b", "--mode", "700")
-	files("hello\n", "write", "work", "/tmp/a/f", "--mode", "600")
-	files("world\n", "write", "-a", "work", "tmp/a/f")
-	if got := files("", "cat", "work", "/tmp/a/f"); got != "hello\nworld\n" {
+	files("", "mkdir", "-p", "filed", "/tmp/a/b", "--mode", "700")
+	files("hello\n", "write", "filed", "/tmp/a/f", "--mode", "600")
+	files("world\n", "write", "-a", "filed", "tmp/a/f")
+	if got := files("", "cat", "filed", "/tmp/a/f"); got != "hello\nworld\n" {
 		t.Errorf("cat: %q", got)
 	}
-	if got := files("", "cat", "work", "/tmp/a/f", "--offset", "6", "--length", "3"); got != "wor" {
+	if got := files("", "cat", "filed", "/tmp/a/f", "--offset", "6", "--length", "3"); got != "wor" {
 		t.Errorf("cat of a part: %q", got)
 	}
-	files("", "mv", "work", "/tmp/a/f", "/tmp/a/b/")
+	files("", "mv", "filed", "/tmp/a/f", "/tmp/a/b/")
 	s.Sh(t, "ln -s b/f /tmp/a/link; : >\"$(printf '/tmp/a/evil\\033[31m\\377')\"")
-	out := files("", "ls", "work", "/tmp/a", "--depth", "2")
+	out := files("", "ls", "filed", "/tmp/a", "--depth", "2")
 	for _, want := range []string{"directory", "0700", "root:root", "b/f", "link -> b/f", `evil\x1b[31m\xff`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("ls says nothing of %q:\n%s", want, out)
@@ -444,21 +444,21 @@ func TestFilesCommand(t *testing.T) {
 		t.Errorf("a name acts on the terminal: %q", out)
 	}
 	var list api.FileList
-	if err := json.Unmarshal([]byte(files("", "ls", "--json", "work", "/tmp/a")), &list); err != nil || len(list.Entries) != 3 {
+	if err := json.Unmarshal([]byte(files("", "ls", "--json", "filed", "/tmp/a")), &list); err != nil || len(list.Entries) != 3 {
 		t.Errorf("%+v, %v", list, err)
 	}
 	var e api.FileEntry
-	if err := json.Unmarshal([]byte(files("", "stat", "-L", "--json", "work", "/tmp/a/link")), &e); err != nil || e.Size != 12 || e.Mode != "0600" {
+	if err := json.Unmarshal([]byte(files("", "stat", "-L", "--json", "filed", "/tmp/a/link")), &e); err != nil || e.Size != 12 || e.Mode != "0600" {
 		t.Errorf("%+v, %v", e, err)
 	}
-	if got := files("", "stat", "work", "/tmp/a/link"); !strings.Contains(got, "symlink") {
+	if got := files("", "stat", "filed", "/tmp/a/link"); !strings.Contains(got, "symlink") {
 		t.Errorf("stat: %q", got)
 	}
-	if got := d.CLI(t, "files", "rm", "work", "/tmp/a"); got.Code != 1 || !strings.Contains(got.Stderr, "not empty") {
+	if got := d.CLI(t, "files", "rm", "filed", "/tmp/a"); got.Code != 1 || !strings.Contains(got.Stderr, "not empty") {
 		t.Errorf("rm of a full directory: %+v", got)
 	}
-	files("", "rm", "-r", "work", "/tmp/a")
-	if got := d.CLI(t, "files", "ls", "work", "/tmp/a"); got.Code != 1 || !strings.Contains(got.Stderr, "/tmp/a") {
+	files("", "rm", "-r", "filed", "/tmp/a")
+	if got := d.CLI(t, "files", "ls", "filed", "/tmp/a"); got.Code != 1 || !strings.Contains(got.Stderr, "/tmp/a") {
 		t.Errorf("ls of nothing: %+v", got)
 	}
 }

@@ -30,16 +30,16 @@ func workspaceOf(t *testing.T, dir string) *api.Workspace {
 	return &api.Workspace{Source: dir, Device: st.Dev, Inode: st.Ino}
 }
 
-// repository makes a directory with files in directories of a hundred each.
-func repository(t *testing.T, files int) string {
+// repository makes a directory with files in directories.
+func repository(t *testing.T, directories, files int) string {
 	t.Helper()
 	dir := t.TempDir()
-	for i := range files / 100 {
+	for i := range directories {
 		sub := filepath.Join(dir, "d"+strconv.Itoa(i))
 		if err := os.Mkdir(sub, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		for j := range 100 {
+		for j := range files {
 			if err := os.WriteFile(filepath.Join(sub, "f"+strconv.Itoa(j)), fmt.Appendf(nil, "%d.%d\n", i, j), 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -161,12 +161,12 @@ func compare(t *testing.T, what, got, want string) {
 // A program works on a directory of the host as on its own, the directory stays as it was, and the
 // changes brought back make the tree that the same program makes natively.
 func TestWorkspace(t *testing.T) {
-	d := start(t)
-	files := 20_000
+	d := shared(t)
+	directories, files := 110, 20 // those of the edits, and one more
 	if testenv.Soaking() {
-		files = 100_000
+		directories, files = 1000, 100
 	}
-	dir, native := repository(t, files), repository(t, files)
+	dir, native := repository(t, directories, files), repository(t, directories, files)
 	before := list(t, dir)
 	inDir(t, native, edits)
 	s := d.Create(t, api.CreateSandbox{Settings: api.Settings{Workspace: workspaceOf(t, dir)}})
@@ -192,7 +192,7 @@ func TestWorkspace(t *testing.T) {
 
 // A workspace's changes outlive a stop, and the directory must be the same one at the start.
 func TestWorkspaceOfAStoppedSandbox(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	outer := t.TempDir()
 	dir := filepath.Join(outer, "dir")
 	inDir(t, outer, "mkdir dir; echo old > dir/file")
@@ -252,7 +252,7 @@ func TestWorkspaceOfAStoppedSandbox(t *testing.T) {
 // The mount below the overlay is read-only for everything in the sandbox, and what the host's user
 // may not read stays closed.
 func TestWorkspaceIsTheOwnersAndNoMore(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	dir := t.TempDir()
 	inDir(t, dir, "echo private > file; chmod 600 file; mkdir sub; chmod 700 sub; echo x > sub/x; printf '#!/bin/sh\nid -u\n' > suid; chmod 4755 suid")
 	before := list(t, dir)
@@ -313,7 +313,7 @@ func TestWorkspaceIsApart(t *testing.T) {
 // The command line keeps out what .sandboxdignore names, and with --gitignore what .gitignore files
 // do; changes and apply leave it alone.
 func TestWorkspaceIgnores(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	dir := t.TempDir()
 	inDir(t, dir, `mkdir -p src/build secrets; echo unseen > .env; echo unseen > src/.env; echo unseen > secrets/key; echo o > src/build/x.o; echo c > src/x.c
 		printf '.env\n/secrets/\n' > .sandboxdignore; printf 'build/\n' > src/.gitignore`)
@@ -373,6 +373,10 @@ func TestWorkspaceHidesMany(t *testing.T) {
 	d := harness.Start(t, harness.Options{})
 	dir := t.TempDir()
 	w := workspaceOf(t, dir)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for i := range 128 {
 		sub := fmt.Sprintf("d%03d-%014d", i, i)
 		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
@@ -380,7 +384,8 @@ func TestWorkspaceHidesMany(t *testing.T) {
 		}
 		for j := range api.MaxHidden / 128 {
 			name := fmt.Sprintf("%s/%012d", sub, j)
-			if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
+			// Paths are hidden, not files. New inodes of so many would be most of the test.
+			if err := os.Link(file, filepath.Join(dir, name)); err != nil {
 				t.Fatal(err)
 			}
 			w.Hidden = append(w.Hidden, name)

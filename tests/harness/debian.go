@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
+
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -242,7 +244,16 @@ func (d *Daemon) ImportDebian(t testing.TB, reference string, packages ...string
 	}
 	defer os.Remove(file) // before the test ends: it is large
 	defer f.Close()       // it is written: import has ended
-	DebianRoot(t, f, packages...)
+	// The daemon keeps a compressed archive as it is. It would compress another one with gzip, which
+	// takes most of the time of a test of a large image.
+	z, err := zstd.NewWriter(f, zstd.WithEncoderLevel(zstd.SpeedFastest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	DebianRoot(t, z, packages...)
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		t.Fatal(err)
 	}

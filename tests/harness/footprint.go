@@ -87,15 +87,17 @@ type process struct {
 	mark      string // start time and command
 }
 
+// processTable lists the host's processes, but for those of the kernel.
 func processTable() ([]process, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
 	}
+	kernel := kernelThreads()
 	var table []process
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
+		if err != nil || kernel[pid] {
 			continue
 		}
 		p, err := readProcess(pid)
@@ -107,39 +109,74 @@ func processTable() ([]process, error) {
 	return table, nil
 }
 
-func readProcess(pid int) (process, error) {
+// kernelThreads returns the pids of the kernel's threads, most of an idle host's processes. One
+// file names them all. It is empty where another process has their parent's pid, as in containers.
+func kernelThreads() map[int]bool {
+	const parent, threadOfKernel = 2, 0x00200000 // kthreadd; PF_KTHREAD of linux/sched.h
+	_, fields, err := readStat(parent)
+	if err != nil {
+		return nil
+	}
+	if flags, err := strconv.ParseUint(fields[statFlags], 10, 64); err != nil || flags&threadOfKernel == 0 {
+		return nil
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", parent, parent))
+	if err != nil { // a kernel without CONFIG_PROC_CHILDREN
+		return nil
+	}
+	pids := map[int]bool{}
+	for field := range strings.FieldsSeq(string(data)) {
+		if pid, err := strconv.Atoi(field); err == nil {
+			pids[pid] = true
+		}
+	}
+	return pids
+}
+
+// Fields of proc_pid_stat(5), which counts from 1 and from the pid, after the command.
+const statParent, statFlags, statStart = 1, 6, 19
+
+// readStat returns the command of a process and the fields after it, up to statStart at least.
+func readStat(pid int) (command string, fields []string, err error) {
 	// Tests read hundreds of these files some ten times each: [os.ReadFile] takes twice the system
 	// calls.
 	fd, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return process{}, err
+		return "", nil, err
 	}
 	data := make([]byte, 1024)
 	n, err := unix.Read(fd, data)
 	_ = unix.Close(fd)
 	if err != nil {
-		return process{}, err
+		return "", nil, err
 	}
 	data = data[:n]
 	// The command stands in parentheses and may hold anything, parentheses too.
 	open, closed := bytes.IndexByte(data, '('), bytes.LastIndexByte(data, ')')
 	if open < 0 || closed < open {
-		return process{}, errors.New("no command in stat")
+		return "", nil, errors.New("no command in stat")
 	}
-	fields := strings.Fields(string(data[closed+1:]))
-	const ppid, startTime = 1, 19 // proc_pid_stat(5) counts from 1 and from the pid
-	if len(fields) <= startTime {
-		return process{}, errors.New("stat is short")
+	fields = strings.Fields(string(data[closed+1:]))
+	if len(fields) <= statStart {
+		return "", nil, errors.New("stat is short")
 	}
-	parent, err := strconv.Atoi(fields[ppid])
+	return string(data[open+1 : closed]), fields, nil
+}
+
+func readProcess(pid int) (process, error) {
+	command, fields, err := readStat(pid)
 	if err != nil {
 		return process{}, err
 	}
-	start, err := strconv.ParseUint(fields[startTime], 10, 64)
+	parent, err := strconv.Atoi(fields[statParent])
 	if err != nil {
 		return process{}, err
 	}
-	return process{pid: pid, ppid: parent, start: start, mark: fields[startTime] + " " + string(data[open+1:closed])}, nil
+	start, err := strconv.ParseUint(fields[statStart], 10, 64)
+	if err != nil {
+		return process{}, err
+	}
+	return process{pid: pid, ppid: parent, start: start, mark: fields[statStart] + " " + command}, nil
 }
 
 // descendants lists root and everything below it, root first.
@@ -177,12 +214,13 @@ func (f *Footprint) mark(roots []int) error {
 	}
 	seen := map[string]namespace{}
 	ours := map[int]bool{}
+	hosts := namespacesOf(os.Getpid())
 	for _, root := range roots {
 		for _, pid := range descendants(table, root) {
 			ours[pid] = true
 			f.processes[pid] = marks[pid]
 			for ns, link := range namespacesOf(pid) {
-				if own, err := os.Readlink("/proc/self/ns/" + ns); err == nil && own != link {
+				if own, ok := hosts[ns]; ok && own != link {
 					seen[link] = namespace{fmt.Sprintf("%d (%s)", pid, marks[pid]), map[int]string{}}
 				}
 			}
@@ -217,10 +255,16 @@ func (f *Footprint) mark(roots []int) error {
 // namespacesOf reads the namespaces of a process: kind -> link. Another user's are out of reach,
 // and left out.
 func namespacesOf(pid int) map[string]string {
+	dir, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/ns", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = unix.Close(dir) }()
 	found := map[string]string{}
+	link := make([]byte, 64)
 	for _, kind := range []string{"net", "mnt", "pid", "user", "ipc", "uts", "cgroup"} {
-		if link, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind)); err == nil {
-			found[kind] = link
+		if n, err := unix.Readlinkat(dir, kind, link); err == nil {
+			found[kind] = string(link[:n])
 		}
 	}
 	return found
