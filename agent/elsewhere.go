@@ -182,7 +182,7 @@ func checkPaths(paths []string, prompt PromptConfig) ([]string, error) {
 		}
 		all = append(all, p)
 	}
-	for _, p := range slices.Sorted(slices.Values(all)) { // a directory precedes what is below it
+	for _, p := range slices.Sorted(slices.Values(all)) { // a directory precedes its contents
 		if !slices.ContainsFunc(append(out, path.Clean(prompt.OutputDir)), func(dir string) bool { return isBelow(p, dir) }) {
 			out = append(out, p) // otherwise it is collected anyway
 		}

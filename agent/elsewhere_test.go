@@ -63,7 +63,7 @@ func TestFilesElsewhere(t *testing.T) {
 	}
 }
 
-// What is collected beside the output counts against the same limits.
+// Bytes that are collected beside the output count against the same limits.
 func TestLimitsElsewhere(t *testing.T) {
 	for name, limits := range map[string]CollectLimits{"bytes": {Bytes: 5}, "entries": {Entries: 1}} {
 		t.Run(name, func(t *testing.T) {

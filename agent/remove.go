@@ -21,7 +21,7 @@ type Removed struct {
 	Snapshots []string `json:"snapshots"`         // IDs
 	Size      int64    `json:"snapshot_bytes"`    // size of the files in them
 	Sandbox   string   `json:"sandbox,omitempty"` // sandbox that the run had left
-	// Hosted is set for a run that the daemon hosted. It does not report what it removed beside the
+	// Hosted is set for a run that the daemon hosted. It does not report removals beside the
 	// run.
 	Hosted bool `json:"hosted,omitempty"`
 }

@@ -339,7 +339,7 @@ func TestRequestsHoldImagesOfTheirTenant(t *testing.T) {
 	}
 }
 
-// A removal tells a tenant the size of what it had, whatever others have.
+// A removal tells a tenant the size of its own layers, whatever others have.
 func TestBytesOfRemovalsTellNothing(t *testing.T) {
 	sizes := make(map[bool]int64)
 	for _, shared := range []bool{false, true} {

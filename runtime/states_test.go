@@ -315,11 +315,11 @@ func TestDeleteWaitsForAStart(t *testing.T) {
 	deleted := make(chan error, 1)
 	go func() { deleted <- s.Delete(t.Context(), "one") }()
 	close(roll)
-	if err := errors.Join(<-rolled, <-deleted); err != nil {
+	if err := <-rolled; err != nil && !errors.Is(err, runtime.ErrNotFound) { // it is deleted before it is shown
 		t.Error(err)
 	}
-	if s.Exists(rec.ID) {
-		t.Error("the sandbox is there")
+	if err := <-deleted; err != nil || s.Exists(rec.ID) {
+		t.Errorf("it is there: %v, %v", s.Exists(rec.ID), err)
 	}
 }
 

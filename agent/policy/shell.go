@@ -95,7 +95,7 @@ func (r *reader) lineOfSh(line string, depth int) {
 }
 
 // SameInSh reports whether a POSIX shell runs the same programs for a line of bash, and writes the
-// same files. What is a keyword of bash is a program to sh: [[ a || rm b ]] runs rm.
+// same files. A keyword of bash is a program to sh: [[ a || rm b ]] runs rm.
 func SameInSh(line string) bool {
 	bash, sh := Facts{}, Facts{}
 	bash.Shell(line)

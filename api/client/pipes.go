@@ -190,7 +190,7 @@ func (p *Pipes) Close() {
 // maxRights is the maximum number of descriptors from a daemon. The kernel closes those beyond.
 const maxRights = 3
 
-// rightsConn keeps the descriptors that come with what is read.
+// rightsConn keeps the descriptors that come with the bytes.
 type rightsConn struct {
 	*net.UnixConn
 	rights []int

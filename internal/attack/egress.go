@@ -369,7 +369,7 @@ func ioctlRoute() error {
 	return reached(raw(unix.SYS_IOCTL, uintptr(fd), unix.SIOCADDRT, address(&entry[0])))
 }
 
-// writeBack writes to a file what it has, which changes nothing.
+// writeBack writes a file's own bytes to it, which changes nothing.
 func writeBack(file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -78,8 +78,8 @@ func groups(attacks []string, known leftover) (all [][]string) {
 // TryAll tries attacks with as few programs as it takes. No attempt is made in a process that
 // another attack has changed: after one that worked, the next has a process of its own.
 //
-// Run executes a program with the arguments [Try], and reports what it printed and whether SIGSYS
-// ended it. Each gets the result of every attack.
+// Run executes a program with the arguments [Try], and reports its output and whether SIGSYS ended
+// it. Each gets the result of every attack.
 func TryAll(attacks []string, run func(attacks []string) (said string, killed bool, err error), each func(name string, r Result) error) error {
 	return tryAll(groups(attacks, whereWorks), run, each)
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // habitLines are command lines that users of Docker type, with "docker" left out. Empty: it works.
-// Else: what its refusal says.
+// Else: the text of its refusal.
 var habitLines = []struct{ args, refusal string }{
 	// Programs.
 	{"run debian", ""},

@@ -167,7 +167,7 @@ func TestOutputWaits(t *testing.T) {
 	_ = w.Close()
 }
 
-// A reader that is slow gets everything, also what it reads after the program's end.
+// A reader that is slow gets everything, also after the program's end.
 func TestOutputToSlowReader(t *testing.T) {
 	r, w := pipeOf(t)
 	slow, to := pipeOf(t)

@@ -108,7 +108,7 @@ func (o *runOptions) addFlags(f *pflag.FlagSet) {
 // detachable prepares the create request for a program that the detach keys may leave alone.
 func (o *runOptions) detachable(req *api.CreateSandbox, getenv func(string) string, d deps) error {
 	keys, err := o.sequence(getenv)
-	if err != nil || o.learn != "" { // what is learned is complete when the program has ended
+	if err != nil || o.learn != "" { // the lesson is complete when the program has ended
 		return err
 	}
 	o.detachKeys, o.detachAs = keys, api.MainExec

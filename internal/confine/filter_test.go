@@ -107,7 +107,7 @@ func TestVerifyFilter(t *testing.T) {
 	}
 }
 
-// A gateway without Landlock has everything else, and says what is missing.
+// A gateway without Landlock has everything else, and names the missing one.
 func TestGatewayWithoutLandlock(t *testing.T) {
 	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_GETPID, 0, 0, 0); errno == unix.ENOTSUP {
 		t.Skip("this program has cgo, with which there is no system call on all threads; the lanes build it without")

@@ -184,8 +184,15 @@ func (s *API) pythonImports(ctx context.Context, run *judgedRun, text string) ([
 		}
 		defer x.Close()
 		stdout, stderr := output.Head{Limit: codepolicy.MaxPythonAnswer}, output.Head{Limit: 256}
-		exit, _, err := x.Stream(ctx, x.KeepIn(&stdout, &stderr))
+		keep := x.KeepIn(&stdout, &stderr)
+		exit, _, err := x.Stream(ctx, func(stream string, p []byte) error {
+			if err := keep(stream, p); err != nil || !stdout.Truncated {
+				return err
+			}
+			return errLongAnswer // one that never ends would take the reader's time, and a processor
+		})
 		switch {
+		case errors.Is(err, errLongAnswer): // below it is refused
 		case err != nil:
 			return nil, err
 		case exit.Timeout && timeout < readerTimeout:
@@ -204,6 +211,8 @@ func (s *API) pythonImports(ctx context.Context, run *judgedRun, text string) ([
 	}
 	return nil, nil // the run says that the language is missing
 }
+
+var errLongAnswer = errors.New("the answer is too long")
 
 // askHook asks once. A failure of the hook is a refusal.
 func (s *API) askHook(ctx context.Context, run *judgedRun, v verdict) (code *string, err error) {

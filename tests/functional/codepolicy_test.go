@@ -171,6 +171,9 @@ func TestCodePolicyWithALyingPython(t *testing.T) {
 			t.Errorf("%s, %s: %q, refused %v", c.script, c.code, got, refused)
 		}
 	}
+	// One that never ends takes no more than the longest answer does.
+	_, err := d.Client(t).RunCode(t.Context(), s.ID, api.CodeRequest{Code: "import re", Policy: policy})
+	wantProblem(t, err, api.CodeRefused, "longer than")
 }
 
 // The operator's hook judges code that the policies let pass, through the broker.
