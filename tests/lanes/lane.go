@@ -389,9 +389,12 @@ func (k kind) compile(ctx context.Context, o options, packages []*testPackage) e
 // without cgo can, as the product's daemon is one. Nor can they look for races then.
 var withoutCgo = []string{"internal/confine", "internal/egress"}
 
-// driversAtOnce is the number of packages that drive daemons and run at once in a lane. They mostly
-// wait.
-const driversAtOnce = 3
+// Packages that drive daemons, and their tests, mostly wait: so many run at once, of both lanes
+// together, that two processors are busy. More would take more processor time for the same tests.
+const (
+	driversAtOnce = 5
+	testsAtOnce   = 3 // of each
+)
 
 // split returns the packages that drive daemons, and the others.
 func split(packages []*testPackage) (drivers, others []*testPackage) {
@@ -405,7 +408,10 @@ func split(packages []*testPackage) (drivers, others []*testPackage) {
 	return drivers, others
 }
 
-// slots bounds how many things run at once; two lanes share those of packages that drive no daemon.
+// places bound how many packages run at once, in both lanes together.
+type places struct{ drivers, others slots }
+
+// slots bounds how many things run at once.
 type slots chan struct{}
 
 func newSlots(n int) slots { return make(slots, max(n, 1)) }
@@ -432,7 +438,7 @@ func each(s slots, packages []*testPackage, f func(*testPackage)) {
 var longest = []string{
 	"agent", "image/layer", "internal/guest/host", "image", "internal/cli", "internal/service", "netns/gateway", "internal/attack", "cmd/sandboxd-agent",
 	"internal/agents",
-	"tests/functional", "tests/security", "tests/docker", "tests/code", "tests/network", "tests/mcpclients", "tests/engine", "tests/pyclient", "tests/tsclient",
+	"tests/functional", "tests/security", "tests/network", "tests/docker", "tests/code", "tests/mcpclients", "tests/engine", "tests/pyclient", "tests/tsclient",
 }
 
 // byLength orders packages.
@@ -451,7 +457,7 @@ func byLength(a, b *testPackage) int {
 // They begin when emulated is closed. Each sandbox is some sessions, and the kernel gives
 // each session a share of the processors (sched(7)). An emulated machine is one session: beside
 // sandboxes it got so little that requests in it took longer than the minute that they may.
-func runLane(ctx context.Context, o options, l *lane, free slots, packages []*testPackage, emulated <-chan struct{}, results *results) (err error) {
+func runLane(ctx context.Context, o options, l *lane, places places, packages []*testPackage, emulated <-chan struct{}, results *results) (err error) {
 	tree := filepath.Join(o.workDir, "tree-"+l.Name)
 	if err := testtree.Copy(ctx, tree); err != nil {
 		return err
@@ -527,9 +533,9 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 		case <-emulated:
 		case <-ctx.Done():
 		}
-		each(newSlots(driversAtOnce), drivers, one)
+		each(places.drivers, drivers, one)
 	})
-	each(free, others, one)
+	each(places.others, others, one)
 	wg.Wait()
 	return ctx.Err()
 }
@@ -562,7 +568,7 @@ func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree st
 	}
 	args := testresult.Flags(o.timeout(), run)
 	if p.drives {
-		args = append(args, "-test.parallel="+strconv.Itoa(2*o.parallel)) // they mostly wait for daemons
+		args = append(args, "-test.parallel="+strconv.Itoa(testsAtOnce))
 	}
 	name := p.binaries[p.kind(l.second)]
 	if l.sudo {

@@ -239,7 +239,7 @@ func fetch(ctx context.Context, name, script, to string) error {
 // runNative runs the lanes of this machine beside each other and writes what came of each. Packages
 // that drive daemons wait until emulated is closed.
 func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPackage, emulated <-chan struct{}, results *results) error {
-	free := newSlots(o.parallel) // for the packages that drive none
+	places := places{drivers: newSlots(driversAtOnce), others: newSlots(o.parallel)}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, lane := range lanes {
 		switch {
@@ -251,7 +251,7 @@ func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPa
 		}
 		fmt.Printf("\n== lane %s\n", lane.Name)
 		group.Go(func() error {
-			return finish(lane, results, runLane(ctx, o, lane, free, lane.share(packages), emulated, results))
+			return finish(lane, results, runLane(ctx, o, lane, places, lane.share(packages), emulated, results))
 		})
 	}
 	return group.Wait()
