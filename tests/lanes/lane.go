@@ -393,6 +393,7 @@ var withoutCgo = []string{"internal/confine", "internal/egress"}
 // together, that two processors are busy. More would take more processor time for the same tests.
 const (
 	driversAtOnce = 5
+	driversOfLane = 3 // of one lane, so that the longest of each begin first
 	testsAtOnce   = 3 // of each
 )
 
@@ -533,7 +534,11 @@ func runLane(ctx context.Context, o options, l *lane, places places, packages []
 		case <-emulated:
 		case <-ctx.Done():
 		}
-		each(places.drivers, drivers, one)
+		each(newSlots(driversOfLane), drivers, func(p *testPackage) {
+			places.drivers.take()
+			defer places.drivers.release()
+			one(p)
+		})
 	})
 	each(places.others, others, one)
 	wg.Wait()
