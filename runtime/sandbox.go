@@ -102,10 +102,10 @@ func (s *Supervisor) enter(sb *sandbox, p phase) {
 	if !sb.phase.mayBecome(p) {
 		s.log.Error("illegal phase of a sandbox", "id", sb.rec.ID, "from", sb.phase.String(), "to", p.String())
 	}
-	if sb.phase == phaseStarting && p != phaseStarting {
+	if sb.phase == phaseStarting {
 		close(sb.started)
 	}
-	if p == phaseStarting && sb.phase != phaseStarting {
+	if p == phaseStarting {
 		sb.started = make(chan struct{})
 	}
 	sb.phase = p

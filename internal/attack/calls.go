@@ -230,11 +230,6 @@ var errLate = errors.New("it has not ended")
 
 // within waits for the end of a child, as long as [called] says.
 func within(ended <-chan error, come time.Duration, begun func() bool) error {
-	select { // most end at once
-	case err := <-ended:
-		return err
-	case <-time.After(callTimeout / callSteps):
-	}
 	step := time.NewTicker(callTimeout / callSteps)
 	defer step.Stop()
 	late := time.NewTimer(come)

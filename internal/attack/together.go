@@ -1,14 +1,13 @@
 package attack
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
 )
 
-// leftover is what an attack may leave behind in its process and namespaces.
+// leftover says how much an attack may leave behind in its process and namespaces.
 type leftover int
 
 const (
@@ -99,7 +98,7 @@ func tryAll(groups [][]string, run func(attacks []string) (said string, killed b
 				results = append(results, Result{Attack: group[n], Errno: Killed})
 			}
 			if len(results) == 0 {
-				return fmt.Errorf("%s: %w", group[0], errors.New("the attacker printed nothing"))
+				return fmt.Errorf("%s: the attacker printed nothing", group[0])
 			}
 			for i, r := range results {
 				if err := each(group[i], r); err != nil {

@@ -256,7 +256,7 @@ func limitsOf(sandbox map[string]api.Rlimit, asked map[string]uint64) []guest.Rl
 	return out
 }
 
-// limitName is what init's number of a limit is called.
+// limitName returns the API's name of a limit that init gives by its number.
 func limitName(number string) string {
 	for name, n := range rlimits {
 		if fmt.Sprint(n) == number {

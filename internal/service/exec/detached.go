@@ -330,7 +330,7 @@ func (x *Detached) conclude(rec Record) {
 	close(x.done) // under mu, so that no observer sees a running record after done
 }
 
-// finish is what comes after the end.
+// finish reports the end of a main process, and retires the exec.
 func (x *Detached) finish(ctx context.Context) {
 	if x.main != nil {
 		x.r.mainEnded(ctx, x)

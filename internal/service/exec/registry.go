@@ -36,7 +36,7 @@ const DefaultOutputLimit = 1 << 20
 // stepTimeout bounds each step that must be tried although no client waits for it any more.
 const stepTimeout = 10 * time.Second
 
-// Options are what a registry needs of the daemon. All are required, but Descriptors.
+// Options are a registry's means from the daemon. All are required, but Descriptors.
 type Options struct {
 	Supervisor *runtime.Supervisor
 	// Descriptors keeps execs for the next daemon. Default: detached execs end with the daemon.
