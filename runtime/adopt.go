@@ -149,6 +149,7 @@ func (s *Supervisor) adoptRunning(ctx context.Context, rec *Record, st *Started)
 	if !st.Deadline.IsZero() {
 		rec.Limits, rec.Deadline = st.Limits, st.Deadline
 	}
+	rec.PID = PIDOf(st.Pidfd)
 	sb := s.insert(*rec, phaseCreating)
 	if err := s.run(ctx, sb, rec, st, action); err != nil {
 		return fmt.Errorf("watch sandbox %s: %w", rec.ID, err)

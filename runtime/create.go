@@ -241,10 +241,9 @@ func (s *Supervisor) unusedID(tenant string) string {
 	}
 }
 
-// run begins a life of the sandbox with rec as its record, watches it, and tells of action; empty
-// tells nothing. It takes over the pidfd.
+// run begins a life of the sandbox with rec as its record, which has the PID of its init, watches
+// it, and tells of action; empty tells nothing. It takes over the pidfd.
 func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started *Started, action api.EventAction) error {
-	pid := PIDOf(started.Pidfd)
 	pidfd, err := pollable(started.Pidfd)
 	if err != nil {
 		return err
@@ -258,7 +257,7 @@ func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started 
 	l.pidfd, l.watched = pidfd, make(chan struct{})
 	sb.idleSince = s.now()
 	sb.rec.State, sb.rec.Reason, sb.rec.Deadline = liveState(started), "", rec.Deadline
-	sb.rec.Enforced, sb.rec.PID, sb.rec.Fresh = started.Enforced, pid, false
+	sb.rec.Enforced, sb.rec.PID, sb.rec.Fresh = started.Enforced, rec.PID, false
 	sb.rec.Life, sb.rec.Idle, sb.rec.Exit, sb.rec.EndedAt = rec.Life, rec.Idle, rec.Exit, time.Time{}
 	sb.rec.Settled, sb.rec.ShortLives, sb.rec.Restarts = rec.Settled, rec.ShortLives, rec.Restarts
 	sb.rec.StartedAt, sb.rec.Unstarted, sb.rec.ExitBefore = rec.StartedAt, rec.Unstarted, rec.ExitBefore

@@ -208,7 +208,7 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *warmSandbox, req
 	if rec.Enforced, err = s.engine.Update(ctx, p.id, &change); err != nil {
 		return Record{}, err
 	}
-	rec.State, rec.PID, rec.StartedAt = api.StateRunning, PIDOf(p.started.Pidfd), s.now().UTC()
+	rec.State, rec.PID, rec.StartedAt = api.StateRunning, p.rec.PID, s.now().UTC()
 	// Only now: of a claim that a crash cut off before, no record tells, and the next daemon deletes
 	// the sandbox.
 	undo.add("remove record", func() error { return s.records.remove(rec.ID) })

@@ -92,6 +92,30 @@ func TestLogGoesOnAfterEveryCrash(t *testing.T) {
 	}
 }
 
+// The next store removes a log of this one with its sandbox, and others' sandboxes when it sweeps.
+func TestLogsOfAnEarlierDaemonAreRemoved(t *testing.T) {
+	logs := newStore(t, 2, 1<<30)
+	for _, id := range []string{"kept", "deleted", "swept"} {
+		w, err := logs.Of(id).NewWriter(0, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		say(t, w, id)
+		w.Close()
+	}
+	next := NewStore(logs.opts)
+	if err := next.Sweep(func(id string) bool { return id != "swept" }); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(next.Remove("deleted"), next.Remove("never")); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(logs.opts.Dir)
+	if err != nil || len(left) != 1 || left[0].Name() != "kept" {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
 // A log has the output of one main process after the other; of one that is late nothing is written.
 func TestLogOfSeveralRuns(t *testing.T) {
 	l := newStore(t, 2, 1<<30).Of("one")

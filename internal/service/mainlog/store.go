@@ -168,25 +168,28 @@ func (s *Store) Of(id string) *Log {
 	return l
 }
 
-// Remove removes the log of a deleted sandbox.
+// Remove removes the log of a deleted sandbox. Of one that [Store.Of] was never called for there is
+// none.
 func (s *Store) Remove(id string) error {
 	s.mu.Lock()
 	l := s.of[id]
 	delete(s.of, id)
 	s.mu.Unlock()
-	if l != nil {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.removed = true
-		l.wake()
+	if l == nil {
+		return nil
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.removed = true
+	l.wake()
 	if err := os.RemoveAll(filepath.Join(s.opts.Dir, id)); err != nil {
 		return fmt.Errorf("remove log of sandbox %s: %w", id, err)
 	}
 	return nil
 }
 
-// Sweep removes the logs of sandboxes that are no more.
+// Sweep removes the logs of sandboxes that are no more, and learns which have one. It is called
+// before a sandbox is deleted.
 func (s *Store) Sweep(exists func(id string) bool) error {
 	if err := os.MkdirAll(s.opts.Dir, 0o700); err != nil {
 		return fmt.Errorf("make directory of logs: %w", err)
@@ -197,6 +200,7 @@ func (s *Store) Sweep(exists func(id string) bool) error {
 	}
 	var errs []error
 	for _, e := range entries {
+		s.Of(e.Name())
 		if !exists(e.Name()) {
 			errs = append(errs, s.Remove(e.Name()))
 		}

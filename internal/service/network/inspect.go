@@ -142,6 +142,7 @@ func (n *Networks) Store(id string, i *Inspection) error {
 	if err != nil {
 		return fmt.Errorf("keep the authority of a sandbox: %w", err)
 	}
+	n.keeps(id)
 	file := n.inspectionFile(id)
 	if err := errors.Join(os.WriteFile(file+".new", data, 0o600), os.Rename(file+".new", file)); err != nil {
 		return fmt.Errorf("keep the authority of a sandbox: %w", err)

@@ -88,6 +88,7 @@ type Networks struct {
 	closed  bool
 	gateway *egress.Gateway // nil before the first network
 	logs    map[string]*flowLog
+	stored  map[string]bool  // sandboxes that have files without a log in logs
 	lives   map[string]*life // by sandbox
 }
 
@@ -115,7 +116,7 @@ func Open(opts Options) (*Networks, error) {
 	}
 	n := &Networks{
 		opts: opts, doors: doors{dir: opts.PortDir, held: make(map[string]bool)}, closing: make(chan struct{}),
-		logs: make(map[string]*flowLog), lives: make(map[string]*life), sources: sourceQuota(), pending: pendingQuota(), dials: dialQuota(),
+		logs: make(map[string]*flowLog), stored: make(map[string]bool), lives: make(map[string]*life), sources: sourceQuota(), pending: pendingQuota(), dials: dialQuota(),
 		forwarded: forwardQuota(), processes: newProcesses(opts.Holder),
 	}
 	if err := n.doors.sweep(); err != nil {
@@ -544,6 +545,13 @@ func (n *Networks) separate(ctx context.Context, id string, left separated) erro
 	return nil
 }
 
+// keeps notes that a sandbox has files, or is about to get one.
+func (n *Networks) keeps(id string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.stored[id] = true
+}
+
 func (n *Networks) logOf(id string) *flowLog {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -603,16 +611,21 @@ func (n *Networks) Stats(id string) *api.NetworkStats {
 // Forget removes the flows of a deleted sandbox.
 func (n *Networks) Forget(id string) error {
 	n.mu.Lock()
-	l := n.logs[id]
+	l, stored := n.logs[id], n.stored[id]
 	delete(n.logs, id)
+	delete(n.stored, id)
 	n.mu.Unlock()
+	if l == nil && !stored {
+		return nil // most have no network, and their deletion does not pay for it
+	}
 	if l == nil {
 		l = newFlowLog(n.opts.Dir, id)
 	}
 	return errors.Join(l.close(), l.remove())
 }
 
-// Sweep removes the flows of sandboxes that do not exist.
+// Sweep removes the flows of sandboxes that do not exist, and learns which have some. It is called
+// before a sandbox is deleted.
 func (n *Networks) Sweep(exists func(id string) bool) error {
 	files, err := os.ReadDir(n.opts.Dir)
 	if err != nil {
@@ -620,10 +633,11 @@ func (n *Networks) Sweep(exists func(id string) bool) error {
 	}
 	var errs []error
 	for _, f := range files {
-		if id := flowOwner(f.Name()); !exists(id) {
-			if err := newFlowLog(n.opts.Dir, id).remove(); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, err)
-			}
+		id := flowOwner(f.Name())
+		if exists(id) {
+			n.keeps(id)
+		} else if err := newFlowLog(n.opts.Dir, id).remove(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)

@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -212,6 +213,42 @@ func TestFlowsAreKept(t *testing.T) {
 	}
 	if got := readAll(t, next, "a", -1); got != nil {
 		t.Errorf("after a sweep: %v", got)
+	}
+}
+
+// What a daemon before this one has kept of a sandbox goes with the sandbox.
+func TestFilesOfAnEarlierDaemonAreForgotten(t *testing.T) {
+	n := open(t, nil)
+	for _, id := range []string{"flows", "inspected", "other"} {
+		if err := n.logOf(id).append(some(0, 1)[0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flows := n.logs["flows"]
+	inspected := n.logs["inspected"]
+	if err := os.Rename(inspected.current(), inspected.inspection()); err != nil {
+		t.Fatal(err)
+	}
+	next := open(t, nil)
+	next.opts.Dir = n.opts.Dir
+	if err := next.Sweep(func(string) bool { return true }); err != nil {
+		t.Fatal(err)
+	}
+	if next.Stats("flows") != nil {
+		t.Error("a sandbox that was not served has totals")
+	}
+	for _, id := range []string{"flows", "inspected", "never"} {
+		if err := next.Forget(id); err != nil {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	for _, gone := range []string{flows.current(), inspected.inspection()} {
+		if _, err := os.Stat(gone); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", gone, err)
+		}
+	}
+	if got := readAll(t, next, "other", -1); len(got) != 1 {
+		t.Errorf("of another sandbox: %v", got)
 	}
 }
 
