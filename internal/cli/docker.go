@@ -129,6 +129,7 @@ func addHabits(f *pflag.FlagSet, habits ...habit) {
 
 // foreignFlags are flags of Docker's other commands, by "command flag".
 var foreignFlags = map[string]string{
+	"sandboxd version":    "sandboxd version prints it, and that of the daemon",
 	"exec privileged":     "no program has more power than its sandbox; --user 0 runs it as root of the sandbox",
 	"build push":          "push the image after it is built: sandboxd push",
 	"build load":          "a built image is always here; leave the flag out",
@@ -157,7 +158,7 @@ var foreignFlags = map[string]string{
 
 // shorthands of Docker's other commands.
 var foreignShorthands = map[string]string{
-	"build o": "output", "stop s": "signal", "pull a": "all-tags", "start a": "attach", "start i": "interactive", "ps n": "last", "ps s": "size",
+	"sandboxd v": "version", "build o": "output", "stop s": "signal", "pull a": "all-tags", "start a": "attach", "start i": "interactive", "ps n": "last", "ps s": "size",
 }
 
 const startAttached = "sandboxd start SANDBOX, then sandboxd attach -i SANDBOX, which begins with the output that is kept"
@@ -185,7 +186,7 @@ func explainFlag(cmd *cobra.Command, err error) error {
 	if why := foreignFlags[cmd.Name()+" "+name]; why != "" {
 		return cmdline.Usagef("--%s: %s", name, why)
 	}
-	return cmdline.Usagef("%w; sandboxd %s has other flags, and `sandboxd docs docker` lists what stands for Docker's", err, cmd.Name())
+	return cmdline.Usagef("%w; %s has other flags, and `sandboxd docs docker` lists what stands for Docker's", err, cmd.CommandPath())
 }
 
 // foreignCommands are commands of Docker that are none here, with what to type instead.
