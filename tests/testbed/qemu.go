@@ -159,7 +159,7 @@ func (m machine) arguments() []string {
 		"-kernel", m.vmlinuz,
 		// panic=-1 and -no-reboot: a panic ends QEMU.
 		"-append", "root=/dev/nvme0n1 rootfstype=ext4 rw console=ttyS0 quiet panic=-1 oops=panic mitigations=off no5lvl " +
-			"rcupdate.rcu_expedited=1 audit=0 nowatchdog " + start,
+			"rcupdate.rcu_expedited=1 audit=0 nowatchdog damon_stat.enabled=0 " + start,
 		// The root is the only NVMe device, because their numbers are random; it needs no initrd. All
 		// runs share the file.
 		"-drive", "file=" + root + ",format=raw,if=none,id=root,snapshot=on,cache=unsafe", "-device", "nvme,drive=root,serial=root",
