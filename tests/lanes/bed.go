@@ -39,8 +39,8 @@ var leftOut = map[string][]string{
 	"newest-systemd": {
 		"TestBombsAreHeldByTheCgroup", "TestCgroupsOfADeadLauncherAreRemoved", "TestCPUSetIsWhatTheSandboxSees", "TestCPUWeightsShareACore", "TestChangedLimitsBite",
 		"TestChangesSurviveTheDaemon", "TestDaemonsShareACgroup", "TestDeletedSandboxesLeaveNoCgroup", "TestExplicitLimitsAreRefusedWithoutDelegation",
-		"TestKilledAtRandomNothingIsLeft", "TestMemoryHighKillsNobody", "TestOOMOfTheMainProcess",
-		"TestParkedInterpreterTakesNoMemoryOfASmallerSandbox", "TestParkedSandboxIsLimited", "TestRefusedChangeChangesNothing",
+		"TestKilledAtRandomNothingIsLeft", "TestMemoryHighKillsNobody", "TestMemoryLimitKillsTheProgram", "TestOOMOfTheMainProcess",
+		"TestParkedInterpreterTakesNoMemoryOfASmallerSandbox", "TestParkedSandboxIsLimited", "TestPidsLimitIsTheCgroups", "TestRefusedChangeChangesNothing",
 		"TestRestartedDaemonAdoptsCgroups", "TestStatsAgreeWithTheKernel", "TestTimeoutEndsATreeInTime", "TestUsageIsMeasured",
 	},
 }

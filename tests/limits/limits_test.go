@@ -79,6 +79,34 @@ func TestRequireCgroupIsMet(t *testing.T) {
 	shared(t).Create(t, api.CreateSandbox{}) // of a daemon that was started with --require=cgroup
 }
 
+// A program that takes more memory than its sandbox has is killed, and the answer says why.
+func TestMemoryLimitKillsTheProgram(t *testing.T) {
+	d := shared(t)
+	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
+	if s.Enforced.Memory != "cgroup" {
+		t.Errorf("enforced.memory is %q", s.Enforced.Memory)
+	}
+	if got := s.Exec(t, api.ExecRequest{Argv: []string{"python3", "-c", "x = bytearray(8 << 20)"}}); got.Exit.Code != 0 {
+		t.Errorf("control: 8 MiB of 64: %+v", got)
+	}
+	got := s.Exec(t, api.ExecRequest{Argv: []string{"python3", "-c", "x = bytearray(256 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1"}})
+	if !got.Exit.OOM || got.Exit.Signal != "SIGKILL" {
+		t.Errorf("256 MiB of 64: %+v", got.Exit)
+	}
+}
+
+// With the pids controller the kernel counts, whoever the processes belong to.
+func TestPidsLimitIsTheCgroups(t *testing.T) {
+	s := shared(t).Create(t, api.CreateSandbox{Limits: api.Limits{Pids: 32}})
+	if s.Enforced.Pids != "cgroup" {
+		t.Errorf("enforced.pids is %q", s.Enforced.Pids)
+	}
+	s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "i=0; while [ $i -lt 60 ]; do sleep 60 & i=$((i+1)); done 2>/dev/null"}, Timeout: 20})
+	if n := len(s.Processes(t)); n > 32+initThreads {
+		t.Errorf("%d processes run under a limit of 32 and the init's %d", n, initThreads)
+	}
+}
+
 // A hog is killed at its limit. Its exec reports that and keeps its earlier output; another exec
 // of its sandbox and a neighbour go on.
 func TestMemoryLimitKillsTheHogAlone(t *testing.T) {
@@ -122,13 +150,13 @@ func TestMemoryLimitKillsTheHogAlone(t *testing.T) {
 // the sandbox's init, and must not.
 func TestMemoryLimitSparesTheInit(t *testing.T) {
 	d := shared(t)
-	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 48 * mib}})
+	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 24 * mib}})
 	result := s.Exec(t, api.ExecRequest{
-		Argv:    []string{"sh", "-c", "i=0; while [ $i -lt 300 ]; do sleep 600 & i=$((i+1)); done; echo survived; sleep 3"},
+		Argv:    []string{"sh", "-c", "i=0; while [ $i -lt 150 ]; do sleep 600 & i=$((i+1)); done; echo survived; sleep 3"},
 		Timeout: testenv.HungAfter.Seconds(),
 	})
 	if !result.Exit.OOM {
-		t.Errorf("300 processes in 48 MiB ended with %+v and stdout %q, want an OOM kill", result.Exit, result.Stdout)
+		t.Errorf("150 processes in 24 MiB ended with %+v and stdout %q, want an OOM kill", result.Exit, result.Stdout)
 	}
 	// If the kernel chose the shell, its children still fill the sandbox, and the next program may be
 	// chosen too. Only a living init can report that.
