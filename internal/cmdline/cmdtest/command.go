@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -60,12 +61,10 @@ func Main(m *testing.M) (code int) {
 		panic(err)
 	}
 	defer func() { _ = os.RemoveAll(home) }()
-	for _, prefix := range []string{"SANDBOXD_", "XDG_"} {
-		for _, variable := range os.Environ() {
-			name, _, _ := strings.Cut(variable, "=")
-			if strings.HasPrefix(name, prefix) && !strings.HasPrefix(name, "SANDBOXD_TEST_") {
-				_ = os.Unsetenv(name)
-			}
+	for _, variable := range os.Environ() {
+		name, _, _ := strings.Cut(variable, "=")
+		if !slices.Contains([]string{"PATH", "TMPDIR", "LANG"}, name) && !strings.HasPrefix(name, "GO") && !strings.HasPrefix(name, "SANDBOXD_TEST_") {
+			_ = os.Unsetenv(name)
 		}
 	}
 	for _, variable := range surroundings(home) {
