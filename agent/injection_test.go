@@ -157,7 +157,7 @@ func hostiles() []hostile {
 		hostile{name: "model: escapes in an id", turns: []llmtest.Turn{turn(llmtest.Call{ID: "\x1b[2J", Name: ToolBash, Arguments: `{"command":"ls"}`})}, ran: []string{"ls"}},
 		hostile{name: "model: a thousand calls", turns: []llmtest.Turn{manyCalls(1000)}, ran: []string{"echo x"}},
 		hostile{name: "model: it says the key", turns: []llmtest.Turn{{Content: plantedKey, Calls: []llmtest.Call{llmtest.Bash("echo '" + plantedKey + "'")}}}, ran: []string{"echo '[secret]'"}},
-		hostile{name: "model: a huge answer", turns: []llmtest.Turn{{Content: strings.Repeat("A", 1<<20), Calls: []llmtest.Call{llmtest.Bash("ls")}}}, ran: []string{"ls"}, change: func(o *Options) { o.Budget.Conversation = 10 << 20 }},
+		hostile{name: "model: a huge answer", turns: []llmtest.Turn{{Content: strings.Repeat("A", 300_000), Calls: []llmtest.Call{llmtest.Bash("ls")}}}, ran: []string{"ls"}, change: func(o *Options) { o.Budget.Conversation = 10 << 20 }},
 		hostile{name: "model: it never stops", turns: slices.Repeat(ls, 40), ran: []string{"ls"}},
 		hostile{name: "server: it says the key back", turns: []llmtest.Turn{{Status: 401, Body: `{"error":{"message":"wrong key: ` + strings.ReplaceAll(plantedKey, `"`, `\"`) + `"}}`}}},
 		hostile{name: "server: escapes in an error", turns: []llmtest.Turn{{Status: 400, Body: "{\"error\":{\"message\":\"\\u001b[2J\\u202e\"}}"}}},
