@@ -450,6 +450,7 @@ func TestWhatIsLeftIsBounded(t *testing.T) {
 	}{
 		"sandboxes":     {strings.NewReader(strings.Repeat(box, maxSalvaged+1)), maxSalvaged},
 		"other lines":   {strings.NewReader(strings.Repeat(other, maxSalvaged) + box), 1},
+		"a long line":   {strings.NewReader(strings.Repeat("x", maxSalvagedLine) + box + box), 1},
 		"a line's hole": {io.MultiReader(strings.NewReader(box), endless), 1},
 	} {
 		if events, err := salvageEvents(tc.r); err != nil || len(events) != tc.want {

@@ -383,20 +383,28 @@ func readEvents(r io.Reader) (events []Event, whole int64, err error) {
 // few that name sandboxes.
 const maxSalvaged = 10_000
 
+// maxSalvagedLine bounds such a line in bytes: it has two names and some numbers.
+const maxSalvagedLine = 1 << 16
+
 // salvageEvents returns the readable lines of a damaged record that name sandboxes. The record may
-// be hostile and of any size, so it reads no more than one honest line may have.
+// be hostile and of any size, so it reads no more than one honest line may have, and keeps one
+// short line at a time.
 func salvageEvents(r io.Reader) (events []Event, err error) {
-	br := bufio.NewReaderSize(io.LimitReader(r, maxRecordLine), 1<<16)
-	for len(events) < maxSalvaged {
-		line, err := readLine(br)
+	br := bufio.NewReaderSize(io.LimitReader(r, maxRecordLine), maxSalvagedLine)
+	for long := false; len(events) < maxSalvaged; {
+		line, err := br.ReadSlice('\n')
 		if errors.Is(err, io.EOF) {
 			break
+		}
+		end := long // of a line that was too long
+		if long = errors.Is(err, bufio.ErrBufferFull); long {
+			continue
 		}
 		if err != nil {
 			return nil, err
 		}
 		var e Event
-		if json.Unmarshal(line, &e) == nil && e.V == recordVersion && e.kinds() == 1 && e.Sandbox != nil {
+		if !end && json.Unmarshal(line, &e) == nil && e.V == recordVersion && e.kinds() == 1 && e.Sandbox != nil {
 			events = append(events, Event{Sandbox: e.Sandbox})
 		}
 	}

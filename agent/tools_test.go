@@ -154,7 +154,7 @@ func TestLongCommandAndFile(t *testing.T) {
 		t.Errorf("got %q", obs.text)
 	}
 	path := filepath.Join(dir, "big")
-	content := strings.Repeat("line\n", 1<<20)
+	content := strings.Repeat("line\n", 1<<18)
 	if obs := observe(t, box, call(ToolEditor, args{"command": "create", "path": path, "file_text": content})); obs.failed {
 		t.Fatal(obs.text)
 	}
@@ -170,8 +170,8 @@ func TestLongCommandAndFile(t *testing.T) {
 func TestLongOutputKeepsBothEnds(t *testing.T) {
 	box, _, _ := newToolbox(t)
 	for name, command := range map[string]string{
-		"many lines":        "echo FIRST; seq 1 2000000; echo LAST",
-		"one line":          "printf FIRST; head -c 20000000 /dev/zero | tr '\\0' x; echo LAST",
+		"many lines":        "echo FIRST; seq 1 200000; echo LAST",
+		"one line":          "printf FIRST; head -c 2000000 /dev/zero | tr '\\0' x; echo LAST",
 		"wide characters":   "printf FIRST; yes '日本語テキスト' | head -n 40000 | tr -d '\\n'; echo LAST",
 		"just too long":     "echo FIRST; seq 1 4000; echo LAST",
 		"more than capture": "echo FIRST; seq 1 60000; echo LAST",

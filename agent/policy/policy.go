@@ -11,6 +11,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 
 	"cel.dev/cel-go/cel"
 	"cel.dev/cel-go/common/types"
@@ -83,14 +84,14 @@ type document struct {
 //go:embed presets.yaml
 var presetData []byte
 
-// presets parses the built-in rule sets on demand: most commands of the binary need none.
-func presets() (map[string]document, error) {
+// presets parses the built-in rule sets, once and on demand: most commands of the binary need none.
+var presets = sync.OnceValues(func() (map[string]document, error) {
 	var m map[string]document
 	if err := decode(presetData, &m); err != nil {
 		return nil, fmt.Errorf("parse the presets: %w", err)
 	}
 	return m, nil
-}
+})
 
 // Presets returns the names of the built-in rule sets, sorted.
 func Presets() []string {
@@ -191,8 +192,8 @@ func (p *Policy) add(env *cel.Env, doc document, prefix string) error {
 }
 
 // environment declares the names that expressions may use: the variables of [Facts], CEL's standard
-// functions, and under(path, dir).
-func environment() (*cel.Env, error) {
+// functions, and under(path, dir). An environment is immutable, so all policies share one.
+var environment = sync.OnceValues(func() (*cel.Env, error) {
 	text, texts := cel.StringType, cel.ListType(cel.StringType)
 	env, err := cel.NewEnv(
 		cel.Variable("tool", text), cel.Variable("arguments", cel.MapType(text, cel.DynType)),
@@ -214,7 +215,7 @@ func environment() (*cel.Env, error) {
 		return nil, fmt.Errorf("prepare the policy: %w", err)
 	}
 	return env, nil
-}
+})
 
 // under reports whether a path is dir or below it, by name only.
 func under(name, dir string) bool {

@@ -48,7 +48,7 @@ func TestAgentBenchUsage(t *testing.T) {
 		{"--resume DIR/old", 125, "/nowhere"},
 	} {
 		args := append([]string{"agent", "bench"}, strings.Fields(strings.ReplaceAll(tc.args, "DIR", dir))...)
-		if got := cmdtest.Finish(t, cmdtest.Command(t, socket, args...)); got.Code != tc.code || !strings.Contains(got.Stderr, tc.says) {
+		if got := inline(t, socket, args...); got.Code != tc.code || !strings.Contains(got.Stderr, tc.says) {
 			t.Errorf("%s: %d, %s", tc.args, got.Code, got.Stderr)
 		}
 	}

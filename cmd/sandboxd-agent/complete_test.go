@@ -38,7 +38,7 @@ func TestRunCompletion(t *testing.T) {
 		if line[len(line)-1] != ' ' {
 			word, words = words[len(words)-1], words[:len(words)-1]
 		}
-		got := cmdtest.Finish(t, cmdtest.Command(t, socket, append(append([]string{cobra.ShellCompRequestCmd, "agent"}, words...), word)...))
+		got := inline(t, socket, append(append([]string{cobra.ShellCompRequestCmd, "agent"}, words...), word)...)
 		var names strings.Builder
 		for l := range strings.Lines(got.Stdout) {
 			name, description, described := strings.Cut(strings.TrimSuffix(l, "\n"), "\t")

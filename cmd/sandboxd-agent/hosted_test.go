@@ -84,7 +84,7 @@ func TestHostedRuns(t *testing.T) {
 	} {
 		t.Run(tc.args, func(t *testing.T) {
 			f := daemon()
-			got := cmdtest.Finish(t, cmdtest.Command(t, f.Start(t), append([]string{"agent"}, strings.Fields(tc.args)...)...))
+			got := inline(t, f.Start(t), append([]string{"agent"}, strings.Fields(tc.args)...)...)
 			said := got.Stdout + got.Stderr
 			if got.Code != tc.code || tc.absent != "" && strings.Contains(said, tc.absent) || tc.asked != "" && !slices.Contains(f.Log, tc.asked) {
 				t.Errorf("%+v, requests %v", got, f.Log)
@@ -101,7 +101,7 @@ func TestHostedRuns(t *testing.T) {
 // Without a daemon the runs of directories are listed and shown, and none is started for it.
 func TestRunsWithoutADaemon(t *testing.T) {
 	for args, code := range map[string]int{"list": 0, "show 20260116_143000": 1, "logs 20260116_143000": 1, "cancel 20260116_143000": 1} {
-		got := cmdtest.Finish(t, cmdtest.Command(t, filepath.Join(t.TempDir(), "none"), append([]string{"agent"}, strings.Fields(args)...)...))
+		got := inline(t, filepath.Join(t.TempDir(), "none"), append([]string{"agent"}, strings.Fields(args)...)...)
 		if got.Code != code || strings.Contains(got.Stderr, "started one") {
 			t.Errorf("%s: %+v", args, got)
 		}

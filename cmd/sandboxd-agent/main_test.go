@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"os"
 	"testing"
 
@@ -15,7 +16,18 @@ func TestMain(m *testing.M) {
 	if os.Getenv(cmdtest.AsCommand) != "" {
 		os.Exit(run(os.Args[1:], cmdline.Deps{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Program: os.Executable}))
 	}
-	os.Exit(m.Run())
+	os.Exit(cmdtest.Main(m))
+}
+
+// inline runs a command line in this process, against the daemon at the socket and in a new working
+// directory.
+func inline(t *testing.T, socket string, args ...string) cmdtest.Outcome {
+	t.Helper()
+	t.Setenv("SANDBOXD_SOCKET", socket)
+	t.Chdir(t.TempDir())
+	return cmdtest.Inline(t, "", func(_ context.Context, stdin, stdout, stderr *os.File) int {
+		return run(args, cmdline.Deps{Stdin: stdin, Stdout: stdout, Stderr: stderr, Program: os.Executable})
+	})
 }
 
 // The help texts are part of the interface: a change shows in review.

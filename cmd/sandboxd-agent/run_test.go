@@ -161,8 +161,7 @@ func TestAgentRun(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			f := agentFake(tc.answer)
 			srv := llmtest.Start(t, tc.turns...)
-			cmd := cmdtest.Command(t, f.Start(t), append([]string{"agent", "run", "--query", "q", "--llm_name", "m", "--llm_base_url", srv.URL}, tc.args...)...)
-			got := cmdtest.Finish(t, cmd)
+			got := inline(t, f.Start(t), append([]string{"agent", "run", "--query", "q", "--llm_name", "m", "--llm_base_url", srv.URL}, tc.args...)...)
 			if got.Code != tc.code || got.Stdout != tc.stdout || strings.ContainsRune(got.Stderr, '\x1b') {
 				t.Errorf("exit %d, stdout %q, stderr %q", got.Code, got.Stdout, got.Stderr)
 			}
@@ -174,7 +173,7 @@ func TestAgentRun(t *testing.T) {
 			if left := f.Left(); left != "" {
 				t.Error(left)
 			}
-			if records, err := filepath.Glob(filepath.Join(cmd.Dir, "output", "*", "trajectory.json")); err != nil || len(records) != 1 {
+			if records, err := filepath.Glob("output/*/trajectory.json"); err != nil || len(records) != 1 {
 				t.Errorf("trajectories %v, %v", records, err)
 			}
 		})
@@ -184,7 +183,7 @@ func TestAgentRun(t *testing.T) {
 func TestAgentRunJSON(t *testing.T) {
 	f := agentFake("42\n")
 	srv := llmtest.Start(t, llmtest.Turn{Calls: []llmtest.Call{llmtest.Submit()}})
-	got := cmdtest.Finish(t, cmdtest.Command(t, f.Start(t), "agent", "run", "--query", "q", "--llm_name", "m", "--llm_base_url", srv.URL, "--json"))
+	got := inline(t, f.Start(t), "agent", "run", "--query", "q", "--llm_name", "m", "--llm_base_url", srv.URL, "--json")
 	var res agent.Result
 	if err := json.Unmarshal([]byte(got.Stdout), &res); err != nil || res.ExitReason != agent.ExitSubmitted || res.Answer != "42\n" || res.Steps != 1 {
 		t.Errorf("%v: %s", err, got.Stdout)
@@ -206,15 +205,14 @@ func TestAgentRunFailures(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := agentFake("")
-			cmd := cmdtest.Command(t, f.Start(t), append([]string{"agent", "run"}, tc.args...)...)
-			got := cmdtest.Finish(t, cmd)
+			got := inline(t, f.Start(t), append([]string{"agent", "run"}, tc.args...)...)
 			if got.Code != tc.code || !strings.Contains(got.Stderr, tc.want) || got.Stdout != "" {
 				t.Errorf("exit %d, stdout %q, stderr %q; want %d, %q", got.Code, got.Stdout, got.Stderr, tc.code, tc.want)
 			}
 			if left := f.Left(); left != "" {
 				t.Error(left)
 			}
-			if left, err := filepath.Glob(filepath.Join(cmd.Dir, "output", "*")); err != nil || len(left) != 0 {
+			if left, err := filepath.Glob("output/*"); err != nil || len(left) != 0 {
 				t.Errorf("left behind: %v, %v", left, err)
 			}
 		})

@@ -107,7 +107,7 @@ func TestBuildRefusesAndFails(t *testing.T) {
 			if strings.HasSuffix(c.name, "ignored") {
 				writeTree(t, dir, map[string]string{"Bad": "FROM a", "Bad.dockerignore": "a[\n"})
 			}
-			got := cmdtest.Finish(t, cmdtest.Command(t, cmdtest.New().Start(t), append([]string{"build"}, c.args...)...))
+			got := inline(t, cmdtest.New().Start(t), "", append([]string{"build"}, c.args...)...)
 			if got.Code != c.code || !strings.Contains(got.Stderr, c.stderr) || got.Stdout != "" {
 				t.Errorf("%+v", got)
 			}

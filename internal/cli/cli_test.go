@@ -30,16 +30,29 @@ import (
 // TestMain makes the test binary the command itself if [cmdtest.Command] runs it.
 func TestMain(m *testing.M) {
 	if os.Getenv(cmdtest.AsCommand) != "" {
-		os.Exit(run(context.Background(), os.Args[1:], deps{
-			Deps:  cmdline.Deps{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Program: os.Executable},
-			serve: serveFake,
-			checks: func(_ context.Context, dir string) []api.Check {
-				return []api.Check{{Name: "data directory", Found: dir, Means: "nothing works", Fatal: true}}
-			},
-		}))
+		os.Exit(command(context.Background(), os.Stdin, os.Stdout, os.Stderr, os.Args[1:]...))
 	}
 	syscall.Umask(0o022) // the tests expect modes under this umask
-	os.Exit(m.Run())
+	os.Exit(cmdtest.Main(m))
+}
+
+// command runs a command line.
+func command(ctx context.Context, stdin, stdout, stderr *os.File, args ...string) int {
+	return run(ctx, args, deps{
+		Deps:  cmdline.Deps{Stdin: stdin, Stdout: stdout, Stderr: stderr, Program: os.Executable},
+		serve: serveFake,
+		checks: func(_ context.Context, dir string) []api.Check {
+			return []api.Check{{Name: "data directory", Found: dir, Means: "nothing works", Fatal: true}}
+		},
+	})
+}
+
+// inline runs a command line in this process, against the daemon at the socket.
+func inline(t *testing.T, socket, stdin string, args ...string) cmdtest.Outcome {
+	t.Helper()
+	return cmdtest.Inline(t, stdin, func(ctx context.Context, stdin, stdout, stderr *os.File) int {
+		return command(ctx, stdin, stdout, stderr, append([]string{"--socket", socket}, args...)...)
+	})
 }
 
 // serveFake is the daemon of the commands that start one.
@@ -416,9 +429,7 @@ func TestCommands(t *testing.T) {
 					args[i] = ""
 				}
 			}
-			cmd := cmdtest.Command(t, f.Start(t), args...)
-			cmd.Stdin = strings.NewReader(tt.stdin)
-			got := cmdtest.Finish(t, cmd)
+			got := inline(t, f.Start(t), tt.stdin, args...)
 			if tt.stdout != nil && !tt.stdout(got.Stdout) || tt.stderr != nil && !tt.stderr(got.Stderr) || got.Code != tt.code {
 				t.Errorf("exit %d, want %d\nstdout: %q\nstderr: %q", got.Code, tt.code, got.Stdout, got.Stderr)
 			}
@@ -586,7 +597,7 @@ func TestNoDaemon(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
 			t.Parallel()
-			got := cmdtest.Finish(t, cmdtest.Command(t, socket, tt.args...))
+			got := inline(t, socket, "", tt.args...)
 			if got.Code != tt.code || !strings.Contains(got.Stdout, tt.stdout) || !strings.Contains(got.Stderr, tt.stderr) {
 				t.Errorf("exit %d, want %d\nstdout: %q\nstderr: %q", got.Code, tt.code, got.Stdout, got.Stderr)
 			}
@@ -746,7 +757,7 @@ func TestJSONIsOneDocument(t *testing.T) {
 			t.Parallel()
 			f := cmdtest.New()
 			oneSandbox(f)
-			got := cmdtest.Finish(t, cmdtest.Command(t, f.Start(t), strings.Fields(args)...))
+			got := inline(t, f.Start(t), "", strings.Fields(args)...)
 			var v any
 			if err := json.Unmarshal([]byte(got.Stdout), &v); err != nil || got.Code != 0 {
 				t.Errorf("exit %d, %v in %q; stderr %q", got.Code, err, got.Stdout, got.Stderr)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,7 +19,7 @@ func TestCompletion(t *testing.T) {
 	twoSandboxes(f)
 	f.Sandboxes[0].Image = "ima\x1bge"
 	f.Images = []string{"docker.io/library/debian:12", "localhost:5000/tool"}
-	socket := f.Start(t)
+	t.Setenv("SANDBOXD_SOCKET", f.Start(t))
 	for _, tt := range []struct {
 		line, want string
 		files      bool // the shell offers files
@@ -48,7 +49,9 @@ func TestCompletion(t *testing.T) {
 		{line: "run -v ca|", want: "cache:\tAbout an hour ago"},
 	} {
 		before, _ := strings.CutSuffix(tt.line, "|")
-		got := cmdtest.Finish(t, cmdtest.Command(t, socket, append([]string{cobra.ShellCompRequestCmd}, strings.Split(before, " ")...)...))
+		got := cmdtest.Inline(t, "", func(ctx context.Context, stdin, stdout, stderr *os.File) int {
+			return command(ctx, stdin, stdout, stderr, append([]string{cobra.ShellCompRequestCmd}, strings.Split(before, " ")...)...)
+		})
 		out, directive, ok := strings.Cut(strings.TrimSuffix(got.Stdout, "\n"), ":")
 		if i := strings.LastIndex(got.Stdout, "\n:"); i >= 0 {
 			out, directive, ok = got.Stdout[:i], strings.TrimSpace(got.Stdout[i+2:]), true

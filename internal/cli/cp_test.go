@@ -167,7 +167,6 @@ func TestCopyOut(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
 			f := cmdtest.New()
 			oneSandbox(f)
 			f.Archives["/x"], f.Files["/x"] = tt.entries, tt.file
@@ -193,9 +192,8 @@ func TestCopyOut(t *testing.T) {
 			if to == "" {
 				to = "."
 			}
-			cmd := cmdtest.Command(t, f.Start(t), "cp", "--max", "1000", from, to)
-			cmd.Dir = dir
-			got := cmdtest.Finish(t, cmd)
+			t.Chdir(dir)
+			got := inline(t, f.Start(t), "", "cp", "--max", "1000", from, to)
 			if tt.err == "" && got.Code != 0 || tt.err != "" && (got.Code != 1 || !strings.Contains(got.Stderr, tt.err)) {
 				t.Errorf("exit %d, stderr %q, want %q", got.Code, got.Stderr, tt.err)
 			}
@@ -244,7 +242,6 @@ func TestCopyIn(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
 			f := cmdtest.New()
 			oneSandbox(f)
 			f.Archives["/dir"] = []cmdtest.Entry{fileEntry("dir", "confusing")}
@@ -267,9 +264,8 @@ func TestCopyIn(t *testing.T) {
 			if to == "" {
 				to = "sb1:/app"
 			}
-			cmd := cmdtest.Command(t, f.Start(t), "cp", tt.from, to)
-			cmd.Dir = dir
-			got := cmdtest.Finish(t, cmd)
+			t.Chdir(dir)
+			got := inline(t, f.Start(t), "", "cp", tt.from, to)
 			if tt.err == "" && got.Code != 0 || tt.err != "" && (got.Code != 1 || !strings.Contains(got.Stderr, tt.err)) {
 				t.Errorf("exit %d, stderr %q, want %q", got.Code, got.Stderr, tt.err)
 			}

@@ -222,7 +222,7 @@ var habitLines = []struct{ args, refusal string }{
 	{"pull debian", ""},
 	{"version", ""},
 	{"build --push .", "sandboxd push"},
-	{"build --secret id=x,src=ENVFILE .", ""},
+	{"build --secret id=x,src=ENVFILE CONTEXT", ""},
 	{"build --secret src=x .", "the id is missing"},
 	{"build --ssh default .", "--secret"},
 	{"build --cache-from x .", "cached here"},
@@ -261,7 +261,7 @@ func TestHabitsOfDocker(t *testing.T) {
 	if len(habitLines) < 120 {
 		t.Errorf("%d command lines", len(habitLines))
 	}
-	file := filepath.Join(t.TempDir(), "env")
+	file, empty := filepath.Join(t.TempDir(), "env"), t.TempDir()
 	if err := os.WriteFile(file, []byte("# comment\nA=1\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +271,7 @@ func TestHabitsOfDocker(t *testing.T) {
 			f := cmdtest.New()
 			oneSandbox(f)
 			f.Images, f.Cmd = []string{"debian"}, []string{"echo", "by default"}
-			got := cmdtest.Finish(t, cmdtest.Command(t, f.Start(t), strings.Fields(strings.ReplaceAll(tt.args, "ENVFILE", file))...))
+			got := inline(t, f.Start(t), "", strings.Fields(strings.NewReplacer("ENVFILE", file, "CONTEXT", empty).Replace(tt.args))...)
 			switch {
 			case tt.refusal == "":
 				if got.Code != 0 {

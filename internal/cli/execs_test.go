@@ -52,7 +52,7 @@ func TestExecCommands(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := cmdtest.New()
 			oneSandbox(f)
-			got := cmdtest.Finish(t, cmdtest.Command(t, f.Start(t), strings.Fields(tc.args)...))
+			got := inline(t, f.Start(t), "", strings.Fields(tc.args)...)
 			if got.Code != tc.code || !strings.Contains(got.Stdout, tc.stdout) || !strings.Contains(got.Stderr, tc.stderr) || (tc.stderr == "") != (got.Stderr == "") {
 				t.Errorf("exit %d, want %d\nstdout: %q\nstderr: %q", got.Code, tc.code, got.Stdout, got.Stderr)
 			}

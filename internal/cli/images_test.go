@@ -59,7 +59,7 @@ func TestImageCommands(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			f := cmdtest.New()
 			f.Images = test.images
-			got := cmdtest.Finish(t, cmdtest.Command(t, f.Start(t), test.args...))
+			got := inline(t, f.Start(t), "", test.args...)
 			if got.Code != test.code || !strings.Contains(got.Stdout, test.stdout) || !strings.Contains(got.Stderr, test.stderr) {
 				t.Errorf("%q ended with %d\nstdout %q\nstderr %q", test.args, got.Code, got.Stdout, got.Stderr)
 			}

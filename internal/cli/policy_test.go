@@ -7,8 +7,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
 const (
@@ -57,6 +55,7 @@ func TestPolicy(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	t.Chdir(dir)
 	for _, tc := range []struct {
 		args, stdin    string
 		code           int
@@ -162,11 +161,7 @@ func TestPolicy(t *testing.T) {
 		{args: "test learned.yaml broken.jsonl", code: 1, stderr: "line 2"},
 	} {
 		t.Run(tc.args, func(t *testing.T) {
-			t.Parallel()
-			cmd := cmdtest.Command(t, filepath.Join(dir, "no-daemon"), append([]string{"policy"}, strings.Fields(tc.args)...)...)
-			cmd.Dir = dir
-			cmd.Stdin = strings.NewReader(tc.stdin)
-			got := cmdtest.Finish(t, cmd)
+			got := inline(t, filepath.Join(dir, "no-daemon"), tc.stdin, append([]string{"policy"}, strings.Fields(tc.args)...)...)
 			if diff := cmp.Diff(tc.stdout, got.Stdout); diff != "" {
 				t.Errorf("stdout (-want +got):\n%s", diff)
 			}

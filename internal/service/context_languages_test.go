@@ -32,8 +32,8 @@ type tongue struct {
 	busy       []string // does not end, but when it is interrupted
 	waits      string   // runs "sleep 1000", and may end without error when that is interrupted
 	after      run
-	large      string   // is a text of 3,000,000 letters
-	lines      string   // prints the numbers from 1 to 50000
+	large      string   // is a text of 700,000 letters
+	lines      string   // prints the numbers from 1 to 20000
 	flood      string   // runs $1 as a program of sh
 	dies       string   // ends the process with exit code 4
 	hostile    []string // breaks the protocol
@@ -51,7 +51,7 @@ var tongues = []tongue{
 		says:  "console.log('now')",
 		busy:  []string{"while (true) {}", "await new Promise(() => setTimeout(() => {}, 1e9))"},
 		waits: "require('child_process').execSync('sleep 1000')", after: run{"f()", `"" "" [6]*`},
-		large: "'x'.repeat(3000000)", lines: "for (let i = 1; i <= 50000; i++) console.log(i)", flood: "require('child_process').execSync('$1', {stdio: 'inherit'}); undefined", dies: "process.exit(4)",
+		large: "'x'.repeat(700000)", lines: "for (let i = 1; i <= 20000; i++) console.log(i)", flood: "require('child_process').execSync('$1', {stdio: 'inherit'}); undefined", dies: "process.exit(4)",
 		hostile: []string{forgeNode + "put('? 1 0\\n')", forgeNode + "put('d 999 2\\n{}')", forgeNode + "put('r ' + n + ' 99999\\n')", forgeNode + "put('r ' + n + ' 2\\n[]')"},
 	},
 	{
@@ -69,7 +69,7 @@ var tongues = []tongue{
 		says:  "console.log('now')",
 		busy:  []string{"while (true as boolean) {}"},
 		waits: "require('child_process').execSync('sleep 1000')", after: run{"f()", `"" "" [6]*`},
-		large: "'x'.repeat(3000000) as string", lines: "for (let i: number = 1; i <= 50000; i++) console.log(i)", flood: "require('child_process').execSync('$1', {stdio: 'inherit'}); undefined", dies: "process.exit(4)",
+		large: "'x'.repeat(700000) as string", lines: "for (let i: number = 1; i <= 20000; i++) console.log(i)", flood: "require('child_process').execSync('$1', {stdio: 'inherit'}); undefined", dies: "process.exit(4)",
 		hostile: []string{forgeNode + "put('d 999 2\\n{}')"},
 	},
 	{
@@ -103,7 +103,7 @@ var tongues = []tongue{
 		says:  "puts 'now'; $stdout.flush", // a run before has made it hold output
 		busy:  []string{"sleep", "loop {}", "n = 0; n += 1 while true", "Thread.new { sleep }.join", "begin; sleep; ensure; puts; end", "def (o = Object.new).inspect = loop {}; o"},
 		waits: "system('sleep 1000')", after: run{"f(1)", `"" "" [6]*`},
-		large: "'x' * 2_999_998", lines: "1.upto(50000) { |i| puts i }", flood: "system('$1'); nil", dies: "exit! 4",
+		large: "'x' * 699_998", lines: "1.upto(20000) { |i| puts i }", flood: "system('$1'); nil", dies: "exit! 4",
 		hostile: []string{
 			"SANDBOXD.send(:say, '?', '{}')", "SANDBOXD.send(:say, 'r', '[]')", "SANDBOXD.send(:say, 'r', '{} {}')",
 			"SANDBOXD.instance_variable_set(:@number, 999); SANDBOXD.send(:say, 'd', '{}')", "loop { SANDBOXD.send(:say, '+', 'x' * 40000) }",
@@ -143,7 +143,7 @@ var tongues = []tongue{
 		says:  "cat('now\\n')",
 		busy:  []string{"Sys.sleep(1000)", "while (TRUE) {}", "repeat x <- x + 1", "for (i in 1:1e9) sqrt(i)"},
 		waits: "system('sleep 1000')", after: run{"f(1)", `"" "" [[1] 6]*`},
-		large: "noquote(strrep('x', 2999996))", lines: "writeLines(as.character(1:50000))", flood: "invisible(system('$1'))", dies: "base::quit(status = 4)",
+		large: "noquote(strrep('x', 699996))", lines: "writeLines(as.character(1:20000))", flood: "invisible(system('$1'))", dies: "base::quit(status = 4)",
 		hostile: []string{
 			"environment(q)$say('?', '{}')", "environment(q)$say('r', '[]')", "environment(q)$say('o', 'x')",
 			"e <- environment(q); e$number <- 999; e$say('d', '{}')",
@@ -266,10 +266,10 @@ func (l *tongue) floods(t *testing.T, d *daemontest.Running, c api.Context) {
 			failure = e.Failure
 		}
 	})
-	if n := strings.Count(got.String(), "\n"); n != 50000 || !strings.HasSuffix(got.String(), "\n50000\n") || failure != nil {
+	if n := strings.Count(got.String(), "\n"); n != 20000 || !strings.HasSuffix(got.String(), "\n20000\n") || failure != nil {
 		t.Errorf("%d lines, %.300q, %+v", n, got.String(), failure)
 	}
-	if res := runIn(d, c, l.large); len(res.Results) != 1 || len(res.Results[0].Text) != 3000000 {
+	if res := runIn(d, c, l.large); len(res.Results) != 1 || len(res.Results[0].Text) != 700000 {
 		t.Errorf("%.200s", summary(res))
 	}
 	n := map[api.CodeEventType]int{}

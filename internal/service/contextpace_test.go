@@ -56,21 +56,21 @@ func TestKernelsAreReadAtAPace(t *testing.T) {
 		paced                        bool // each read
 		work                         int  // of messages that are paced
 	}{
-		{"results without memory", "python", "stdout", strings.Repeat(large, 8), toPoor, true, 8 * largeWork},
-		{"results beyond the answer", "python", "stdout", strings.Repeat(frame(resident.KindResult, result), 9000), toFullAnswer, true, 9000 * (len(result) + messageWork)},
-		{"large results beyond the answer", "python", "stdout", strings.Repeat(large, 8), toFullAnswer, true, 8 * largeWork},
-		{"failures beyond the answer", "python", "stdout", strings.Repeat(frame(resident.KindError, failure), 9000), toFullAnswer, true, 9000 * (len(failure) + messageWork)},
-		{"empty output", "python", "stdout", strings.Repeat(frame(resident.KindStdout, ""), 90_000), toClient, true, 0},
+		{"results without memory", "python", "stdout", strings.Repeat(large, 3), toPoor, true, 3 * largeWork},
+		{"results beyond the answer", "python", "stdout", strings.Repeat(frame(resident.KindResult, result), 4000), toFullAnswer, true, 4000 * (len(result) + messageWork)},
+		{"large results beyond the answer", "python", "stdout", strings.Repeat(large, 3), toFullAnswer, true, 3 * largeWork},
+		{"failures beyond the answer", "python", "stdout", strings.Repeat(frame(resident.KindError, failure), 4000), toFullAnswer, true, 4000 * (len(failure) + messageWork)},
+		{"empty output", "python", "stdout", strings.Repeat(frame(resident.KindStdout, ""), 30_000), toClient, true, 0},
 		{"stderr of its own", "python", "stderr", strings.Repeat("x", 5<<20), toClient, true, 0},
 		{"output before it is ready", "bash", "stdout", strings.Repeat("x", 5<<20), toStart, true, 0},
 		{"output of a run whose client has left", "python", "stdout", output, toNone, true, 0},
-		{"results of a run whose client has left", "python", "stdout", strings.Repeat(frame(resident.KindResult, result), 9000), toNone, true, 9000 * (len(result) + messageWork)},
-		{"beginnings of a run", "javascript", "stdout", strings.Repeat(marked(resident.KindBegan, ""), 9000), toClient, true, 9000 * messageWork},
+		{"results of a run whose client has left", "python", "stdout", strings.Repeat(frame(resident.KindResult, result), 4000), toNone, true, 4000 * (len(result) + messageWork)},
+		{"beginnings of a run", "javascript", "stdout", strings.Repeat(marked(resident.KindBegan, ""), 4000), toClient, true, 4000 * messageWork},
 		{"short pieces", "python", "stdout", short, toClient, false, 1000 * messageWork},
 		{"output for a client", "python", "stdout", output, toClient, false, 0},
-		{"results for a client", "python", "stdout", strings.Repeat(frame(resident.KindResult, result), 9000), toClient, false, 0},
-		{"large results for a client", "python", "stdout", strings.Repeat(large, 8), toClient, false, 0},
-		{"results between output for a client", "bash", "stdout", strings.Repeat("x"+marked(resident.KindResult, result), 9000), toClient, false, 0},
+		{"results for a client", "python", "stdout", strings.Repeat(frame(resident.KindResult, result), 4000), toClient, false, 0},
+		{"large results for a client", "python", "stdout", strings.Repeat(large, 3), toClient, false, 0},
+		{"results between output for a client", "bash", "stdout", strings.Repeat("x"+marked(resident.KindResult, result), 4000), toClient, false, 0},
 	} {
 		t.Run(flood.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
