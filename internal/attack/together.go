@@ -74,8 +74,9 @@ func groups(attacks []string, known leftover) (all [][]string) {
 	return all
 }
 
-// Groups splits attacks, in their order, into those that one program may try. It ends after one that
-// worked, or was killed; the rest of its group then has another program. [TryAll] does all that.
+// Groups splits attacks, in their order, into those that one program may try. It ends after one
+// that worked, or is killed; the rest of its group then has another program. [TryAll] does all
+// that.
 func Groups(attacks []string) [][]string { return groups(attacks, whereWorks) }
 
 // TryAll tries attacks with as few programs as it takes. No attempt is made in a process that

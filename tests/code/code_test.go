@@ -73,7 +73,7 @@ func open(t *testing.T) *workshop {
 	return &workshop{d.Client(t), s}
 }
 
-// goLibrary returns a cache of the go command that has the packages which the table's programs import.
+// goLibrary returns a cache of the go command with the packages that the table's programs import.
 // Compiling them takes as long as a tenth of all that the table runs, so it is done once for a
 // version of Go. The caller unlocks the directory.
 func goLibrary(t *testing.T) (dir string, unlock func()) {

@@ -160,8 +160,8 @@ func putJava(t *testing.T, s *harness.Sandbox) {
 }
 
 // cargo are the files of cargo and its libraries, one archive for each package. They are not
-// installed as packages: those depend on the compiler's, which are fifty times as large and not used.
-// The tests run one after another.
+// installed as packages: those depend on the compiler's, which are fifty times as large and not
+// used. The tests run one after another.
 var cargo [][]byte
 
 // putCargo puts cargo and its libraries into a sandbox.

@@ -279,10 +279,10 @@ func judgeFlows(t *testing.T, attacks []attack, flows func() []api.Flow) {
 }
 
 // unrecorded returns the names of the attacks that are left without a flow of their own. The flows
-// come in any order: on a busy machine a connection that was reset may be recorded behind some later
-// ones. A flow may be the record of several attacks, as the words of one reason are in many. So an
-// attack that finds all of its flows taken asks those that have them to take others: these are the
-// augmenting paths of a bipartite matching, which is the largest that there is when none is left.
+// come in any order: on a busy machine a connection that was reset may be recorded behind some
+// later ones. A flow may be the record of several attacks, as the words of one reason are in many.
+// So an attack that finds all of its flows taken asks those that have them to take others. These
+// are the augmenting paths of a bipartite matching, the largest there is when none is left.
 func unrecorded(attacks []attack, flows []api.Flow) (names []string) {
 	owner := make([]int, len(flows)) // index of the attack, plus one
 	for i := range attacks {
