@@ -74,13 +74,18 @@ func groups(attacks []string, known leftover) (all [][]string) {
 	return all
 }
 
+// Groups splits attacks, in their order, into those that one program may try. It ends after one
+// that worked, or is killed; the rest of its group then has another program. [TryAll] does all
+// that.
+func Groups(attacks []string) [][]string { return groups(attacks, whereWorks) }
+
 // TryAll tries attacks with as few programs as it takes. No attempt is made in a process that
 // another attack has changed: after one that worked, the next has a process of its own.
 //
 // Run executes a program with the arguments [Try], and reports its output and whether SIGSYS ended
 // it. Each gets the result of every attack.
 func TryAll(attacks []string, run func(attacks []string) (said string, killed bool, err error), each func(name string, r Result) error) error {
-	return tryAll(groups(attacks, whereWorks), run, each)
+	return tryAll(Groups(attacks), run, each)
 }
 
 func tryAll(groups [][]string, run func(attacks []string) (said string, killed bool, err error), each func(name string, r Result) error) error {

@@ -237,13 +237,24 @@ func debianName(s string) string {
 // ImportDebian makes an image of [DebianRoot].
 func (d *Daemon) ImportDebian(t testing.TB, reference string, packages ...string) {
 	t.Helper()
+	f := DebianArchive(t, packages...)
+	defer f.Close() // before the test ends: it is large
+	d.ImportArchive(t, reference, f)
+}
+
+// DebianArchive writes [DebianRoot] to a file without a name, which goes when it is closed, at the
+// latest when the test ends. It serves several daemons.
+func DebianArchive(t testing.TB, packages ...string) *os.File {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "root.tar")
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer os.Remove(file) // before the test ends: it is large
-	defer f.Close()       // it is written: import has ended
+	t.Cleanup(func() { _ = f.Close() }) // the test may have closed it
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
 	// The daemon keeps a compressed archive as it is. It would compress another one with gzip, which
 	// takes most of the time of a test of a large image.
 	z, err := zstd.NewWriter(f, zstd.WithEncoderLevel(zstd.SpeedFastest))
@@ -254,6 +265,12 @@ func (d *Daemon) ImportDebian(t testing.TB, reference string, packages ...string
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
 	}
+	return f
+}
+
+// ImportArchive makes an image of the root file system in an archive.
+func (d *Daemon) ImportArchive(t testing.TB, reference string, f *os.File) {
+	t.Helper()
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		t.Fatal(err)
 	}

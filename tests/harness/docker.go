@@ -88,6 +88,7 @@ func Docker(t testing.TB) *Dockerd {
 	d.env = []string{
 		"PATH=" + bin + ":" + filepath.Join(usr, "sbin") + ":" + os.Getenv("PATH") + ":/usr/sbin:/sbin",
 		"HOME=" + dir, "DOCKER_HOST=unix://" + d.Socket, "TMPDIR=" + dir,
+		"GOGC=400", // dockerd starts itself for many steps of a container, and collects garbage in each start
 	}
 	// The daemon is in a cgroup below its root, because a cgroup with processes gives no controllers
 	// to others.

@@ -25,10 +25,11 @@ RUN --network=none test "$(curl -sS https://site.test/echo/x 2>&1 | grep -c 'res
 // requests. The image knows nothing of the authority that they trusted.
 func TestBuildsFetch(t *testing.T) {
 	files := packages(t)
+	tools := harness.DebianArchive(t, "curl", "git", "python3-pip", "coreutils", "grep", "dash")
 	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
 		t.Helper()
 		ca := site(t, w, files)
-		d.ImportDebian(t, "localhost/tools", "curl", "git", "python3-pip", "coreutils", "grep", "dash")
+		d.ImportArchive(t, "localhost/tools", tools)
 		for mode, policy := range modes(t, d) {
 			t.Run(mode, func(t *testing.T) {
 				env := ""

@@ -407,6 +407,7 @@ func TestFloodsStopAtTheirSandbox(t *testing.T) {
 		over := make(chan struct{})
 		t.Cleanup(func() { close(over) })
 		w.serve(t, unreadAt, func(net.Conn) { <-over }) // all bytes stay in buffers
+		neighbour := trusting(t, d, "default", allowed, ca)
 		for name, to := range map[string]struct{ addr, bytes string }{
 			"slow heads":  {siteAddr + ":80", "GET / HTTP/1.1\r\nHost: site.test\r\nA: "},
 			"connections": {lanAddr + ":9000", "x"},
@@ -415,7 +416,6 @@ func TestFloodsStopAtTheirSandbox(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				forget(t, w)
-				neighbour := trusting(t, d, "default", allowed, ca)
 				flooding := connected(t, d, "default", allowed)
 				ended := make(chan struct{})
 				go func() {

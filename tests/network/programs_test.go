@@ -159,18 +159,27 @@ func putJava(t *testing.T, s *harness.Sandbox) {
 	}
 }
 
-// putCargo puts cargo and its libraries into a sandbox. They are not installed as packages: those
-// depend on the compiler's, which are fifty times as large and not used.
+// cargo are the files of cargo and its libraries, one archive for each package. They are not
+// installed as packages: those depend on the compiler's, which are fifty times as large and not
+// used. The tests run one after another.
+var cargo [][]byte
+
+// putCargo puts cargo and its libraries into a sandbox.
 func putCargo(t *testing.T, s *harness.Sandbox) {
 	t.Helper()
-	s.Sh(t, "mkdir -p /tmp/cargo")
-	for name := range strings.FieldsSeq(cargoPackages) {
-		archive, err := exec.CommandContext(t.Context(), "dpkg-deb", "--fsys-tarfile", harness.Deb(t, name)).Output()
-		if err == nil {
-			err = s.PutArchive(t.Context(), "/tmp/cargo", archive)
+	if cargo == nil {
+		for name := range strings.FieldsSeq(cargoPackages) {
+			archive, err := exec.CommandContext(t.Context(), "dpkg-deb", "--fsys-tarfile", harness.Deb(t, name)).Output()
+			if err != nil {
+				t.Fatalf("unpack %s: %v", name, err)
+			}
+			cargo = append(cargo, archive)
 		}
-		if err != nil {
-			t.Fatalf("put %s: %v", name, err)
+	}
+	s.Sh(t, "mkdir -p /tmp/cargo")
+	for _, archive := range cargo {
+		if err := s.PutArchive(t.Context(), "/tmp/cargo", archive); err != nil {
+			t.Fatalf("put cargo: %v", err)
 		}
 	}
 }

@@ -25,7 +25,7 @@ func TestBombsEndBounded(t *testing.T) {
 		}
 		t.Run(b.Name, func(t *testing.T) {
 			// A machine that is too busy for the bomb to come as far as a refusal gives it more time.
-			for deadline := time.Second; !explode(t, d, neighbour, b, deadline); deadline *= 4 {
+			for deadline := time.Second / 2; !explode(t, d, neighbour, b, deadline); deadline *= 4 {
 				if deadline > testenv.HungAfter {
 					t.Fatal("the bomb was never refused more")
 				}

@@ -108,13 +108,15 @@ func (h helper) build(ctx context.Context, root, to string) error {
 	if err != nil {
 		return err
 	}
+	// Without symbols, a third less is copied into every sandbox that gets one of them.
+	ldflags, cgo := "-s -w", "CGO_ENABLED=0"
 	args := []string{"build", "-buildvcs=false", "-trimpath", "-o", out}
-	cgo := "CGO_ENABLED=0"
 	if h.cgo {
-		args = append(args, "-tags", Tags+h.tags, "-ldflags", "-linkmode external -extldflags -static")
+		ldflags += " -linkmode external -extldflags -static"
+		args = append(args, "-tags", Tags+h.tags)
 		cgo = "CGO_ENABLED=1"
 	}
-	build := exec.CommandContext(ctx, "go", append(args, h.pkg)...)
+	build := exec.CommandContext(ctx, "go", append(args, "-ldflags", ldflags, h.pkg)...)
 	build.Dir = filepath.Join(root, h.dir)
 	build.Env = append(os.Environ(), cgo)
 	if out, err := build.CombinedOutput(); err != nil {
