@@ -47,6 +47,7 @@ func shownOf(res *api.CodeResult) string {
 }
 
 func TestContexts(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	c := newContext(t, d, s, api.CreateContext{Cwd: "/usr", Env: []string{"NAME=value"}})
@@ -93,6 +94,7 @@ func TestContexts(t *testing.T) {
 // A run that the daemon could not send as a whole does not block its context, whether the client
 // leaves or the daemon is killed.
 func TestRunThatIsNotSent(t *testing.T) {
+	testenv.SameForAll(t)
 	d := harness.Start(t, harness.Options{})
 	s := d.Create(t, api.CreateSandbox{})
 	client := d.Client(t)
@@ -217,6 +219,7 @@ func TestContextIdles(t *testing.T) {
 
 // A daemon that is killed loses no context: neither one that waits nor one in which code runs.
 func TestKilledDaemonKeepsContexts(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
 	waits, busy := newContext(t, d, s, api.CreateContext{}), newContext(t, d, s, api.CreateContext{})

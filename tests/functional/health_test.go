@@ -47,6 +47,7 @@ func healthImage(t *testing.T, name string) string {
 // The HEALTHCHECK of an image is run, shown and told, and the daemon after a killed one goes on
 // with it.
 func TestHealthOfImage(t *testing.T) {
+	testenv.SameForAll(t)
 	reference := healthImage(t, "test/health:1")
 	d := harness.Start(t, harness.Options{})
 	d.MustPull(t, reference)

@@ -111,6 +111,7 @@ func setTimeout(t *testing.T, d *harness.Daemon, s *harness.Sandbox, seconds flo
 // A program that waits for a signal stops long before its grace is up, shells that ignore SIGTERM
 // too. One that tidies up gets the time, and one that does not end is killed after it.
 func TestStopEndsThingsTheWayTheyWant(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	interactive := func(argv ...string) api.ExecRequest { return api.ExecRequest{Argv: argv, TTY: true} }
 	// A grace that is longer than any wait of a test, and so are the programs: a stop that sat it
@@ -313,6 +314,7 @@ func stands(t *testing.T, s *harness.Sandbox, before map[int]int) {
 
 // The deadline of a paused sandbox comes.
 func TestPausedSandboxEndsAtItsDeadline(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, ticks)
