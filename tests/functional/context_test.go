@@ -325,7 +325,7 @@ chmod +x /srv/bin/uv`)
 // 200 contexts in 20 sandboxes, each of which counts for itself.
 func TestManyContexts(t *testing.T) {
 	testenv.SameForAll(t)
-	d := start(t)
+	d := shared(t)
 	sandboxes, each := 20, 10
 	if testing.Short() {
 		sandboxes = 4

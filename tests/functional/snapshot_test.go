@@ -58,7 +58,7 @@ func layersOf(t *testing.T, d *harness.Daemon) int {
 // A sandbox's written, changed and deleted files are the same in sandboxes made of its snapshot,
 // whatever their kind, and in theirs, with the image of its own or of the host.
 func TestSnapshotHasEverything(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	registry := harness.LyingRegistry(t, nil)
 	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
 	d.MustPull(t, base)
