@@ -87,7 +87,7 @@ func TestDockerLines(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	registry := harness.DebianRegistry(t, false)
+	registry := harness.LyingRegistry(t, nil)
 	registry.Push(t, "library/debian:latest", harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}, Cmd: []string{"echo", "by default"}},
 		harness.Layer(t, "gzip", harness.Tar(t, append(harness.Busybox(t),
 			harness.File{Name: "etc/passwd", Body: "root:x:0:0::/:/bin/sh\nwww-data:x:33:33::/:/bin/sh\n"},

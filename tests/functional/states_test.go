@@ -345,8 +345,10 @@ func TestPauseOfWhatForks(t *testing.T) {
 // A commit freezes the sandbox while it reads. A paused one is paused afterwards, and a running
 // one goes on.
 func TestCommitOfAPausedSandbox(t *testing.T) {
-	d := small(t)
-	s := d.Create(t, api.CreateSandbox{Image: "local/base:1"})
+	d := shared(t)
+	base := mountBase(t, "test/paused:1")
+	d.MustPull(t, base)
+	s := d.Create(t, api.CreateSandbox{Image: base})
 	s.Sh(t, "mkdir -p /tmp; "+ticks)
 	s.MustTurn(t, "pause", nil, api.StatePaused)
 	still := hostTimes(t, s)
@@ -356,7 +358,7 @@ func TestCommitOfAPausedSandbox(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	commit("local/made:1")
+	commit("local/paused:1")
 	select {
 	case <-time.After(200 * time.Millisecond):
 	case <-t.Context().Done():
@@ -366,7 +368,7 @@ func TestCommitOfAPausedSandbox(t *testing.T) {
 		t.Errorf("after the commit: %+v, %v", now, err)
 	}
 	s.MustTurn(t, "resume", nil, api.StateRunning)
-	commit("local/made:2")
+	commit("local/paused:2")
 	goesOn(t, s)
 	s.MustTurn(t, "stop", nil, api.StateStopped)
 	s.MustTurn(t, "start", nil, api.StateRunning)
@@ -379,9 +381,9 @@ func TestCommitOfAPausedSandbox(t *testing.T) {
 	s.MustTurn(t, "stop", api.StopSandbox{Grace: &none}, api.StateStopped)
 	s.MustTurn(t, "start", nil, api.StateRunning)
 	s.Sh(t, ticks)
-	commit("local/made:3")
+	commit("local/paused:3")
 	goesOn(t, s)
-	if got := d.Create(t, api.CreateSandbox{Image: "local/made:1"}).Sh(t, "ls /tmp/tick.a"); got == "" { // which may have been paused between its truncation and its next line
+	if got := d.Create(t, api.CreateSandbox{Image: "local/paused:1"}).Sh(t, "ls /tmp/tick.a"); got == "" { // which may have been paused between its truncation and its next line
 		t.Error("the image has nothing of it")
 	}
 }
