@@ -1,6 +1,7 @@
 package image
 
 import (
+	"bufio"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -154,5 +155,14 @@ func WriteHostLayer(root string, to io.Writer) ([]string, error) {
 		return nil, fmt.Errorf("open the host's root: %w", err)
 	}
 	defer func() { _ = r.Close() }() // only read
-	return writeHostTar(to, r)
+	// Most entries are a header of 512 bytes.
+	buffered := bufio.NewWriterSize(to, 1<<20)
+	hostDirs, err := writeHostTar(buffered, r)
+	if err != nil {
+		return nil, err
+	}
+	if err := buffered.Flush(); err != nil {
+		return nil, fmt.Errorf("write the layer: %w", err)
+	}
+	return hostDirs, nil
 }

@@ -183,25 +183,26 @@ func (t *hostTar) system() (hostDirs []string) {
 			}
 		case fi.IsDir() && worldReadable(fi):
 			hostDirs = append(hostDirs, d)
-			t.dirs(name, 1)
+			t.dirs(t.host, name, name, 1)
 		}
 	}
-	t.dirs("usr/local", 3)
+	t.dirs(t.host, "usr/local", "usr/local", 3)
 	for _, pattern := range []string{"usr/lib/python3*/*-packages", "usr/lib64/python3*/*-packages", "usr/lib/node_modules", "usr/share/node_modules"} {
 		names, err := fs.Glob(t.host.FS(), pattern)
 		if err != nil {
 			continue // the pattern is ours and valid
 		}
 		for _, name := range names {
-			t.dirs(name, 0)
+			t.dirs(t.host, name, name, 0)
 		}
 	}
 	return hostDirs
 }
 
-// dirs adds the directory of the host, and the directories below it to some depth.
-func (t *hostTar) dirs(name string, depth int) {
-	fi, err := t.host.Lstat(name)
+// dirs adds the directory at rel below in, and the directories below it to some depth. Its name is
+// that below the host's root.
+func (t *hostTar) dirs(in *os.Root, rel, name string, depth int) {
+	fi, err := in.Lstat(rel)
 	if err != nil || !fi.IsDir() || !worldReadable(fi) || len(t.entries) > maxHostCount {
 		return
 	}
@@ -210,23 +211,37 @@ func (t *hostTar) dirs(name string, depth int) {
 	if depth == 0 {
 		return
 	}
-	for _, child := range t.list(name) {
-		t.dirs(name+"/"+child, depth-1)
-	}
+	_ = below(in, rel, func(dir *os.Root, child string) error {
+		t.dirs(dir, child, name+"/"+child, depth-1)
+		return nil
+	})
 }
 
-func (t *hostTar) list(name string) []string {
-	d, err := t.host.Open(name)
+// below calls f for everything in the directory at rel below in, sorted, with that directory as a
+// root of its own: a name below the host's root would be looked up part by part each time. A
+// directory that cannot be read has nothing in it.
+func below(in *os.Root, rel string, f func(dir *os.Root, child string) error) error {
+	dir, err := in.OpenRoot(rel)
 	if err != nil {
-		return nil
+		return nil //nolint:nilerr // see above
 	}
-	defer func() { _ = d.Close() }()
-	names, err := d.Readdirnames(-1)
+	defer func() { _ = dir.Close() }()
+	d, err := dir.Open(".")
 	if err != nil {
-		return nil
+		return nil //nolint:nilerr // see above
+	}
+	names, err := d.Readdirnames(-1)
+	_ = d.Close()
+	if err != nil {
+		return nil //nolint:nilerr // see above
 	}
 	slices.Sort(names)
-	return names
+	for _, name := range names {
+		if err := f(dir, name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // worldReadable reports whether every user of the host may read the file, or read and enter the
@@ -247,10 +262,11 @@ func (t *hostTar) copy(name string) error {
 			return nil //nolint:nilerr // left out, as the directory is closed or gone
 		}
 	}
-	return t.tree(name)
+	return t.tree(t.host, name, name)
 }
 
-func (t *hostTar) tree(name string) error {
+// tree is copy of the file at rel below in, whose name is that below the host's root.
+func (t *hostTar) tree(in *os.Root, rel, name string) error {
 	if len(t.entries) > maxHostCount || t.total > maxHostTotal {
 		return fmt.Errorf("the host's /etc has more than %d files or %d bytes that programs need", maxHostCount, maxHostTotal)
 	}
@@ -258,13 +274,13 @@ func (t *hostTar) tree(name string) error {
 	if base == "private" || strings.HasSuffix(base, ".key") {
 		return nil
 	}
-	fi, err := t.host.Lstat(name)
+	fi, err := in.Lstat(rel)
 	if err != nil {
 		return nil //nolint:nilerr // not every host has all of them
 	}
 	switch {
 	case fi.Mode()&fs.ModeSymlink != 0:
-		target, err := t.host.Readlink(name)
+		target, err := in.Readlink(rel)
 		if err != nil {
 			return nil //nolint:nilerr // gone meanwhile
 		}
@@ -273,13 +289,9 @@ func (t *hostTar) tree(name string) error {
 	case !worldReadable(fi):
 	case fi.IsDir():
 		t.dir(name, 0o755, fi.ModTime())
-		for _, child := range t.list(name) {
-			if err := t.tree(name + "/" + child); err != nil {
-				return err
-			}
-		}
+		return below(in, rel, func(dir *os.Root, child string) error { return t.tree(dir, child, name+"/"+child) })
 	case fi.Mode().IsRegular():
-		content, ok := t.read(name, fi)
+		content, ok := read(in, rel, fi)
 		if !ok || bytes.Contains(content, []byte("PRIVATE KEY-----")) {
 			return nil
 		}
@@ -290,11 +302,11 @@ func (t *hostTar) tree(name string) error {
 }
 
 // read reads a file of the host if it is still the checked one.
-func (t *hostTar) read(name string, want fs.FileInfo) ([]byte, bool) {
+func read(in *os.Root, rel string, want fs.FileInfo) ([]byte, bool) {
 	if want.Size() > maxHostFile {
 		return nil, false
 	}
-	f, err := t.host.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	f, err := in.OpenFile(rel, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, false
 	}
@@ -303,11 +315,12 @@ func (t *hostTar) read(name string, want fs.FileInfo) ([]byte, bool) {
 	if err != nil || !os.SameFile(fi, want) || !worldReadable(fi) {
 		return nil, false
 	}
-	content, err := io.ReadAll(io.LimitReader(f, maxHostFile+1))
-	if err != nil || len(content) > maxHostFile {
+	// What is appended meanwhile is read too.
+	buf := bytes.NewBuffer(make([]byte, 0, fi.Size()+bytes.MinRead))
+	if _, err := buf.ReadFrom(io.LimitReader(f, maxHostFile+1)); err != nil || buf.Len() > maxHostFile {
 		return nil, false
 	}
-	return content, true
+	return buf.Bytes(), true
 }
 
 func (t *hostTar) write(w io.Writer) error {

@@ -502,7 +502,7 @@ func (c *codeContext) arm() {
 			select {
 			case c.turn <- struct{}{}:
 			default:
-				return // it is used, and armed again afterwards
+				return // it is used, and armed again by release
 			}
 			c.mu.Lock()
 			due := time.Since(time.Unix(0, c.place.Used)) >= idle && c.queued == 0
@@ -510,7 +510,7 @@ func (c *codeContext) arm() {
 			if due {
 				c.s.removeContext(c.s.work.Ctx, c)
 			}
-			<-c.turn
+			c.release()
 		})
 	})
 }
@@ -671,7 +671,14 @@ func (c *codeContext) take(ctx context.Context) error {
 	return nil
 }
 
-func (c *codeContext) release() { <-c.turn }
+// release gives the turn back. It begins the idle time anew: one that has ended meanwhile found the
+// turn taken.
+func (c *codeContext) release() {
+	<-c.turn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.arm()
+}
 
 // adoptContext makes an adopted exec the process of a context, if it is one. It is called before
 // output is collected.

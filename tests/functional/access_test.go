@@ -27,7 +27,7 @@ const nobodyUID = 64123
 
 // The socket is its user's alone: a file of mode 0600 in a directory of mode 0700.
 func TestSocketIsPrivate(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	for path, want := range map[string]os.FileMode{d.Socket: 0o600, filepath.Dir(d.Socket): 0o700} {
 		info, err := os.Stat(path)
 		if err != nil {

@@ -173,11 +173,10 @@ func TestQuickstartReplay(t *testing.T) {
 // A replay of a fresh recording makes the same files.
 func TestRecordedRunCanBeReplayed(t *testing.T) {
 	testenv.SameForAll(t)
-	inParallel(t)
+	d := shared(t)
 	model := llmtest.Start(t,
 		llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("mkdir -p /testbed/output; echo $((6*7)) >/testbed/output/answer.txt")}},
 		llmtest.Turn{Calls: []llmtest.Call{llmtest.Submit()}})
-	d := start(t)
 	_, first := agentRun(t, d, "--query", "q", "--llm_name", "m", "--llm_base_url", model.URL)
 	_, second := agentRun(t, d, "--llm", "replay:"+filepath.Join(first, "trajectory.json"))
 	for _, dir := range []string{first, second} {

@@ -296,6 +296,7 @@ func TestDotsInAPathStayInTheSandbox(t *testing.T) {
 
 // An exec whose sandbox dies under it ends with an answer.
 func TestExecAfterItsSandboxDied(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	done := make(chan error, 1)
@@ -494,6 +495,7 @@ func TestOddImagesAreTamed(t *testing.T) {
 
 // An entry that claims a terabyte is refused by its header, before a byte of it is written.
 func TestLayerThatLiesAboutItsSizeIsRefused(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
 	layer := harness.Tar(t, harness.File{Name: "huge", Body: "x"})

@@ -26,7 +26,7 @@ func mountBase(t *testing.T, name string) string {
 	t.Helper()
 	files := append(harness.Busybox(t), harness.File{Name: "old/", Type: tar.TypeDir}, harness.File{Name: "old/kept", Body: "of the image\n"},
 		harness.File{Name: "link", Type: tar.TypeSymlink, Link: "old"})
-	return harness.DebianRegistry(t, false).Push(t, name, harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}}, harness.Layer(t, "gzip", harness.Tar(t, files...))))
+	return harness.LyingRegistry(t, nil).Push(t, name, harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}}, harness.Layer(t, "gzip", harness.Tar(t, files...))))
 }
 
 // layerNames returns the names in the layers of an image above its base's.
@@ -379,7 +379,7 @@ func TestBuildMountAttacks(t *testing.T) {
 	for name, to := range map[string]string{"proc-link": "/proc", "dev-link": "/dev/shm", "root-link": "/", "up-link": "../../../..", "etc-link": "/etc", "loop": "loop", "nowhere": "/dev/not/there"} {
 		files = append(files, harness.File{Name: name, Type: tar.TypeSymlink, Link: to})
 	}
-	base := harness.DebianRegistry(t, false).Push(t, "test/mounts:hostile", harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}}, harness.Layer(t, "gzip", harness.Tar(t, files...))))
+	base := harness.LyingRegistry(t, nil).Push(t, "test/mounts:hostile", harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}}, harness.Layer(t, "gzip", harness.Tar(t, files...))))
 	for _, mount := range []string{
 		"type=cache,target=/proc-link", "type=cache,target=/proc-link/x", "type=bind,target=/dev-link", "type=bind,target=/root-link", "type=cache,target=/up-link",
 		"type=cache,target=/loop/x", "type=bind,target=/nowhere", "type=tmpfs,target=/proc-link", "type=bind,source=../../etc/passwd,target=/x",

@@ -69,6 +69,7 @@ func TestCode(t *testing.T) {
 
 // A timeout kills all that the code has started, keeps the output until then, and leaves no files.
 func TestCodeTimeout(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	// A timeout that is too short for the start is doubled: a slow machine is no fault.
@@ -94,6 +95,7 @@ time.sleep(4712)`})
 
 // Output comes as it is printed; a client that leaves ends the code.
 func TestCodeStream(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	gone := errors.New("the client leaves")

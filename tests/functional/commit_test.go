@@ -177,7 +177,7 @@ func TestCommitOfWhatCannotBe(t *testing.T) {
 // Traps that a sandbox plants for a reader of its directory are not followed, be they there before
 // or put there meanwhile: nothing of the host is in the layer.
 func TestCommitFollowsNothing(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	registry := harness.LyingRegistry(t, nil)
 	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
 	d.MustPull(t, base)
@@ -198,7 +198,7 @@ func TestCommitFollowsNothing(t *testing.T) {
 	commits := 0
 	for i := range 10 {
 		var made api.SandboxCommitted
-		err := d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/"+s.ID+"/commit", api.CommitSandbox{Reference: "team/made:1"}, &made)
+		err := d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/"+s.ID+"/commit", api.CommitSandbox{Reference: "team/followed:1"}, &made)
 		var p *api.Problem
 		if errors.As(err, &p) && p.Code == api.CodeConflict {
 			continue // it changed meanwhile, and could not be frozen
@@ -207,7 +207,7 @@ func TestCommitFollowsNothing(t *testing.T) {
 			t.Fatalf("commit %d: %v", i, err)
 		}
 		commits++
-		if got := d.CLI(t, "export", "--format", "docker", "-o", archive, "team/made:1"); got.Code != 0 {
+		if got := d.CLI(t, "export", "--format", "docker", "-o", archive, "team/followed:1"); got.Code != 0 {
 			t.Fatalf("export: %+v", got)
 		}
 		data, err := os.ReadFile(archive)

@@ -17,6 +17,7 @@ import (
 // TestEventsSurviveTheDaemon: what happened before the daemon was killed is replayed by the next
 // one, ids increase, and what ended meanwhile is told.
 func TestEventsSurviveTheDaemon(t *testing.T) {
+	testenv.SameForAll(t)
 	d := harness.Start(t, harness.Options{})
 	list := func(args ...string) []api.Event {
 		t.Helper()

@@ -176,6 +176,7 @@ func TestDetachedExecSurvivesKilledDaemons(t *testing.T) {
 // A client that goes away loses nothing, several see the same, and one that does not read blocks
 // no other.
 func TestAttachersDoNotDisturb(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	c := d.Client(t)
 	defer c.Close()
@@ -223,6 +224,7 @@ func TestAttachersDoNotDisturb(t *testing.T) {
 
 // Endless output costs no more than the limit, and dropped output is counted.
 func TestDetachedFloodIsBounded(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	c := d.Client(t)
 	defer c.Close()
@@ -751,6 +753,7 @@ func TestDetachedExecIsLostWithItsSandbox(t *testing.T) {
 // A stdin that is closed has ended for the program, by the route and on the WebSocket, also where
 // the daemon is another one, and the daemon does not wait for a paused sandbox before it ends.
 func TestDetachedStdinEnds(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	c := d.Client(t)
 	defer c.Close()

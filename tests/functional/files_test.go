@@ -206,6 +206,7 @@ func TestOutputIsBoundedAndSaysSo(t *testing.T) {
 // Output arrives while the program still runs: it goes on only after the client has seen the first
 // line.
 func TestExecStreamsAsItHappens(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "mkfifo /tmp/go")

@@ -38,7 +38,7 @@ func unhealthy(h *api.SandboxHealth) bool { return h.Status == api.HealthUnhealt
 // healthImage is an image with a HEALTHCHECK that looks for a file.
 func healthImage(t *testing.T, name string) string {
 	t.Helper()
-	return harness.DebianRegistry(t, false).Push(t, name, harness.Image(t, v1.Config{
+	return harness.LyingRegistry(t, nil).Push(t, name, harness.Image(t, v1.Config{
 		Env: []string{"PATH=/bin", "WHERE=/ok"}, Cmd: []string{"sleep", "1000"},
 		Healthcheck: &v1.HealthConfig{Test: []string{"CMD-SHELL", `echo looking; test -e "$WHERE"`}, Interval: time.Second, Retries: 2},
 	}, harness.Layer(t, "gzip", harness.Tar(t, harness.Busybox(t)...))))
@@ -47,6 +47,7 @@ func healthImage(t *testing.T, name string) string {
 // The HEALTHCHECK of an image is run, shown and told, and the daemon after a killed one goes on
 // with it.
 func TestHealthOfImage(t *testing.T) {
+	testenv.SameForAll(t)
 	reference := healthImage(t, "test/health:1")
 	d := harness.Start(t, harness.Options{})
 	d.MustPull(t, reference)

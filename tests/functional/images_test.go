@@ -98,6 +98,7 @@ func verified(t *testing.T, d *harness.Daemon) api.ImagesVerified {
 // An image in use by a sandbox is not removed, whatever is asked for. An unused one is gone, blobs
 // and trees, and its shared layers stay.
 func TestRemovedImagesLeaveWhatIsNeeded(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	d.Warm(t)
 	empty := stored(t, d)
@@ -399,6 +400,7 @@ func run(t *testing.T, program string, args ...string) string {
 // skopeo and umoci read our exports, and we import theirs: the same image comes back, or one that
 // runs the same where the format changes its bytes.
 func TestArchivesGoToPeersAndBack(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
 	// Debian 12's umoci does not know zstd.

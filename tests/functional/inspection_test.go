@@ -5,11 +5,13 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // Snapshots and forks of a sandbox whose policy reads requests within TLS have neither its
 // authority's variables nor its placeholders, and are made also when a later policy reads none.
 func TestSnapshotsOfInspectedSandboxes(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	if err := d.Call(t.Context(), "PUT", "/v1/secrets/token", api.SetSecret{Kind: api.SecretBearer, Value: "t0p-s3cret-value", Host: "example.com", Variable: "TOKEN"}, nil); err != nil {
 		t.Fatal(err)

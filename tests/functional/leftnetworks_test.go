@@ -74,6 +74,7 @@ print(json.dumps({"held": told, "flood": sum(talk(c) for c in flood)}))
 // was under way. All others go on. It joins again, also after it has left the last, a crash of the
 // gateway and one of the daemon.
 func TestRunningSandboxesLeaveNetworks(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	create := func(name string, join ...string) *harness.Sandbox {
 		t.Helper()

@@ -22,6 +22,7 @@ import (
 // by aliases. Of one that is in internal networks only nothing leads out, whatever its policy says.
 // All of it holds after a crash of the gateway and of the daemon.
 func TestMadeNetworks(t *testing.T) {
+	testenv.SameForAll(t)
 	dir, err := os.MkdirTemp("", "services") //nolint:usetesting // a socket's path is short
 	if err != nil {
 		t.Fatal(err)

@@ -147,6 +147,7 @@ func TestMainProcessEndsWhileDaemonsAreKilled(t *testing.T) {
 
 // Stop asks the main process, whatever it is, and the record says how it took it.
 func TestMainProcessIsStopped(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	withChild := []string{"sh", "-c", `trap 'sleep 1; test -e /hit && exit 6; exit 5' TERM
 		sh -c 'trap "touch /hit; exit" TERM; echo up; while :; do sleep 0.1; done' & while :; do sleep 0.1; done`}
@@ -263,6 +264,7 @@ func TestMainProcessOfCopies(t *testing.T) {
 // A main process that writes for ever fills neither the disk nor the daemon's memory, blocks no
 // client, and can be stopped.
 func TestMainProcessFillsNothing(t *testing.T) {
+	testenv.SameForAll(t)
 	t.Parallel()
 	const size, files = 256 << 10, 2
 	d := harness.Start(t, harness.Options{Args: []string{"--log-size", "256k", "--log-files", fmt.Sprint(files)}})

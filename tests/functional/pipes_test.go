@@ -19,6 +19,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -220,6 +221,7 @@ func TestClientKilled(t *testing.T) {
 
 // Processes that a program left behind do not keep its command from ending.
 func TestLeftBehindHoldsOutput(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	out, err := command(t, d.Socket, nil, s, "sleep 1000 & while :; do echo noise; done & echo mine; exit 0").Output()

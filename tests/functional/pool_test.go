@@ -195,6 +195,7 @@ func TestKilledDaemonLeavesNoParkedSandbox(t *testing.T) {
 // A parked sandbox neither keeps its image from being removed, nor outlives it, and follows its
 // name.
 func TestPoolFollowsItsImage(t *testing.T) {
+	testenv.SameForAll(t)
 	t.Parallel()
 	testenv.RequireUserNS(t)
 	registry := harness.LyingRegistry(t, nil)

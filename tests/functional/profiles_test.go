@@ -181,7 +181,7 @@ func isInvalid(err error) bool { return errors.Is(err, &api.Problem{Code: api.Co
 
 // A profile that cannot be applied is an error: without subordinate ids there is only root.
 func TestProfileThatCannotBeAppliedIsAnError(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	if d.System(t).Enforced.IDs != "single" {
 		s := d.Create(t, api.CreateSandbox{Profile: "hardened"})
 		if !s.Enforced.NonRoot {

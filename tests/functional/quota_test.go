@@ -214,7 +214,7 @@ func shareSmallDisk(t *testing.T, as *syscall.Credential) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Remove(small) })
-	if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=512m,nr_inodes=60000,mode=1777"); err != nil {
+	if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=384m,nr_inodes=60000,mode=1777"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(small, unix.MNT_DETACH) })
@@ -236,7 +236,7 @@ func shareSmallDisk(t *testing.T, as *syscall.Credential) {
 	bytes, inodes := free()
 	c := d.Client(t)
 
-	const limit = 64 << 20
+	const limit = 32 << 20
 	works := func(name string) {
 		t.Helper()
 		if got := third.Sh(t, "head -c 1000000 /dev/zero >/root/while; cat /root/before /root/while | wc -c"); got != "1000007\n" {

@@ -6,12 +6,14 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // A policy can be changed while a sandbox runs, and when it has ended, and holds for a restart that
 // is due.
 func TestRestartPolicyIsUpdated(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	c := d.Client(t)
 	defer c.Close()
@@ -62,6 +64,7 @@ func TestRestartPolicyIsUpdated(t *testing.T) {
 // Restart policies hold through kills of the daemon. The next one starts sandboxes that have ended
 // meanwhile, and stopped ones as their policies say. The number of restarts is kept.
 func TestRestartPoliciesOutliveTheDaemon(t *testing.T) {
+	testenv.SameForAll(t)
 	d := harness.Start(t, harness.Options{})
 	start := func(name, policy, script string) *harness.Sandbox {
 		t.Helper()

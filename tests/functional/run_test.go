@@ -128,7 +128,7 @@ func TestPulledImageIsListed(t *testing.T) {
 
 // Whiteouts and opaque directories hide what lower layers have, and nothing else.
 func TestWhiteoutsHideLowerLayers(t *testing.T) {
-	registry := harness.DebianRegistry(t, false)
+	registry := harness.LyingRegistry(t, nil)
 	image := harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}},
 		harness.Layer(t, "gzip", harness.Tar(t, append(harness.Busybox(t),
 			harness.File{Name: "data/", Type: tar.TypeDir}, harness.File{Name: "data/gone", Body: "1"}, harness.File{Name: "data/kept", Body: "2"},

@@ -64,7 +64,7 @@ func TestSettingsFromInside(t *testing.T) {
 // Run passes its arguments to the image's ENTRYPOINT in the place of its CMD, attached or not.
 func TestRunOfEntrypoint(t *testing.T) {
 	testenv.SameForAll(t)
-	registry := harness.DebianRegistry(t, false)
+	registry := harness.LyingRegistry(t, nil)
 	image := harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}, Entrypoint: []string{"echo", "entry"}, Cmd: []string{"cmd"}, StopSignal: "SIGINT"},
 		harness.Layer(t, "gzip", harness.Tar(t, harness.Busybox(t)...)))
 	plain := harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}}, harness.Layer(t, "gzip", harness.Tar(t, harness.Busybox(t)...)))
@@ -112,7 +112,7 @@ func TestRunOfEntrypoint(t *testing.T) {
 
 // A link of an image where a request mounts leads nowhere: the sandbox is not made.
 func TestTmpfsOnLinks(t *testing.T) {
-	registry := harness.DebianRegistry(t, false)
+	registry := harness.LyingRegistry(t, nil)
 	files := harness.Busybox(t)
 	targets := map[string]string{"proc": "/proc", "sys": "../sys", "dev": "/dev", "up": "../../../..", "root": "/", "etc": "/etc", "nowhere": "/not/there", "tmp": "tmp"}
 	for name, to := range targets {

@@ -199,7 +199,7 @@ func TestSharedNetworkOfTheCommandLine(t *testing.T) {
 // A sandbox of a snapshot has the network of the snapshot's sandbox, unless it asks for another. A
 // file has none.
 func TestSnapshotsKeepTheNetwork(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	const policy = "version: 1\nrules:\n- allow: example.com\n"
 	of := api.Network{Mode: api.NetworkEgress, Policy: policy, Budget: api.NetworkBudget{Hosts: 3}}
 	s := d.Create(t, api.CreateSandbox{Network: of})
@@ -276,7 +276,7 @@ func TestBuildsHaveANetwork(t *testing.T) {
 // Where the owner's policy reads requests within TLS, all that share its network trust its
 // authority, after another start too.
 func TestSharedNetworkHasTheOwnersAuthority(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	reads := api.Network{Mode: api.NetworkEgress, Policy: "version: 1\nrules:\n- allow: example.com\n  inspect: true\n"}
 	owner, other := d.Create(t, api.CreateSandbox{Network: reads}), d.Create(t, api.CreateSandbox{Network: reads})
 	guest := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkSandbox, Sandbox: owner.ID}})

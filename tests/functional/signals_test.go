@@ -102,6 +102,7 @@ func expectLine(t *testing.T, r *bufio.Reader, text string) {
 
 // A command whose output is not read ends at the first SIGTERM, as on the host.
 func TestStalledReaderEndsBySignal(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	r, w, err := os.Pipe()
@@ -131,6 +132,7 @@ func TestStalledReaderEndsBySignal(t *testing.T) {
 // A signal that the program handles costs none of its output, and the exit code is the program's,
 // although our reader's pipe is full when the program ends.
 func TestSignalLosesNoOutput(t *testing.T) {
+	testenv.SameForAll(t)
 	testenv.Heed(syscall.SIGHUP)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})

@@ -58,7 +58,7 @@ func layersOf(t *testing.T, d *harness.Daemon) int {
 // A sandbox's written, changed and deleted files are the same in sandboxes made of its snapshot,
 // whatever their kind, and in theirs, with the image of its own or of the host.
 func TestSnapshotHasEverything(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	registry := harness.LyingRegistry(t, nil)
 	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
 	d.MustPull(t, base)
@@ -129,6 +129,7 @@ func TestSnapshotHasEverything(t *testing.T) {
 // Layers of snapshots stay exactly as long as a snapshot or a sandbox stands on them, in whatever
 // order these go, and across a kill of the daemon.
 func TestSnapshotLayersAreCollected(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
 	plain := layersOf(t, d)
@@ -488,6 +489,7 @@ func TestSnapshotsSurviveKills(t *testing.T) {
 // A client that goes away at any instant of a snapshot or a fork leaves no layer, not even one
 // completed after it left.
 func TestSnapshotThatNobodyWaitsForIsNotKept(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
 	plain := layersOf(t, d)
@@ -737,6 +739,7 @@ func TestSnapshotOfALargeSparseFile(t *testing.T) {
 
 // Ended sandboxes and kept snapshots are pruned with the command line, and named ones stay.
 func TestPrune(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{Name: "done"})
 	kept := d.Create(t, api.CreateSandbox{Name: "kept", Labels: map[string]string{api.LabelKeep: ""}})

@@ -111,6 +111,7 @@ func setTimeout(t *testing.T, d *harness.Daemon, s *harness.Sandbox, seconds flo
 // A program that waits for a signal stops long before its grace is up, shells that ignore SIGTERM
 // too. One that tidies up gets the time, and one that does not end is killed after it.
 func TestStopEndsThingsTheWayTheyWant(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	interactive := func(argv ...string) api.ExecRequest { return api.ExecRequest{Argv: argv, TTY: true} }
 	// A grace that is longer than any wait of a test, and so are the programs: a stop that sat it
@@ -313,6 +314,7 @@ func stands(t *testing.T, s *harness.Sandbox, before map[int]int) {
 
 // The deadline of a paused sandbox comes.
 func TestPausedSandboxEndsAtItsDeadline(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, ticks)
@@ -343,8 +345,10 @@ func TestPauseOfWhatForks(t *testing.T) {
 // A commit freezes the sandbox while it reads. A paused one is paused afterwards, and a running
 // one goes on.
 func TestCommitOfAPausedSandbox(t *testing.T) {
-	d := small(t)
-	s := d.Create(t, api.CreateSandbox{Image: "local/base:1"})
+	d := shared(t)
+	base := mountBase(t, "test/paused:1")
+	d.MustPull(t, base)
+	s := d.Create(t, api.CreateSandbox{Image: base})
 	s.Sh(t, "mkdir -p /tmp; "+ticks)
 	s.MustTurn(t, "pause", nil, api.StatePaused)
 	still := hostTimes(t, s)
@@ -354,7 +358,7 @@ func TestCommitOfAPausedSandbox(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	commit("local/made:1")
+	commit("local/paused:1")
 	select {
 	case <-time.After(200 * time.Millisecond):
 	case <-t.Context().Done():
@@ -364,7 +368,7 @@ func TestCommitOfAPausedSandbox(t *testing.T) {
 		t.Errorf("after the commit: %+v, %v", now, err)
 	}
 	s.MustTurn(t, "resume", nil, api.StateRunning)
-	commit("local/made:2")
+	commit("local/paused:2")
 	goesOn(t, s)
 	s.MustTurn(t, "stop", nil, api.StateStopped)
 	s.MustTurn(t, "start", nil, api.StateRunning)
@@ -377,9 +381,9 @@ func TestCommitOfAPausedSandbox(t *testing.T) {
 	s.MustTurn(t, "stop", api.StopSandbox{Grace: &none}, api.StateStopped)
 	s.MustTurn(t, "start", nil, api.StateRunning)
 	s.Sh(t, ticks)
-	commit("local/made:3")
+	commit("local/paused:3")
 	goesOn(t, s)
-	if got := d.Create(t, api.CreateSandbox{Image: "local/made:1"}).Sh(t, "ls /tmp/tick.a"); got == "" { // which may have been paused between its truncation and its next line
+	if got := d.Create(t, api.CreateSandbox{Image: "local/paused:1"}).Sh(t, "ls /tmp/tick.a"); got == "" { // which may have been paused between its truncation and its next line
 		t.Error("the image has nothing of it")
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -31,6 +32,7 @@ func deleted(t *testing.T, c *client.Client, id string) {
 
 // A command that is killed leaves no sandbox behind, whatever connects it to its program.
 func TestRunKilledLeavesNothing(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	c := d.Client(t)
 	proxy := throughProxy(t, d)
@@ -61,6 +63,7 @@ func TestRunKilledLeavesNothing(t *testing.T) {
 
 // With --detach and --keep the sandbox is nobody's but its own.
 func TestRunKeptIsNotTied(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	c := d.Client(t)
 	cmd := exec.CommandContext(t.Context(), harness.Program(t, "sandboxd"), "--socket", d.Socket, "run", "--keep", "--name", "kept-untied", "--", "sh", "-c", "echo ready; exec sleep 600")

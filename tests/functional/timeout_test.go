@@ -78,6 +78,7 @@ func TestExecOfAClientThatLeavesIsKilled(t *testing.T) {
 }
 
 func TestDeadlineStopsTheSandbox(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "nohup setsid sleep 600 >/dev/null 2>&1 &")
@@ -110,6 +111,7 @@ func TestDeadlineHoldsWhileNoDaemonRuns(t *testing.T) {
 }
 
 func TestIdleTimeoutStopsTheSandbox(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	// An exec that runs keeps it alive, longer than the timeout. That is only given when it runs,

@@ -337,6 +337,7 @@ func nextChange(t *testing.T, all <-chan api.FileChange) api.FileChange {
 }
 
 func TestWatchTellsOfChanges(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	for _, base := range []string{"/tmp", "/var", "/dev/shm"} {
@@ -382,6 +383,7 @@ func TestWatchTellsOfChanges(t *testing.T) {
 
 // A watch is no use of a sandbox: that ends when it is idle, and the watch says so.
 func TestWatchKeepsNothingAlive(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	changes, done := watching(t.Context(), t, d, s.ID, "/tmp", true)

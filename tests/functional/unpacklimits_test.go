@@ -17,6 +17,7 @@ import (
 // The daemon's operator limits images, and the limits hold for all layers of one together. A
 // refusal names the limit and its flag, and leaves nothing.
 func TestUnpackLimits(t *testing.T) {
+	testenv.SameForAll(t)
 	testenv.RequireUserNS(t)
 	inParallel(t)
 	registry := harness.LyingRegistry(t, nil)

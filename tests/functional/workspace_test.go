@@ -57,24 +57,25 @@ func inDir(t *testing.T, dir, script string) {
 	}
 }
 
-// edits is a script that changes a thousand files of a repository in every way.
+// edits is a script that changes a thousand files of a repository in every way. A shell would start
+// a program for most of them.
 const edits = `
-i=0
-while [ $i -lt 100 ]; do
-	cd d$i
-	echo changed >> f0
-	rm f1
-	mv f2 renamed
-	chmod +x f3
-	ln f4 hard
-	ln -s f5 soft
-	echo new > added
-	mkdir empty
-	: > f6
-	cp f7 f8
-	cd ..
-	i=$((i+1))
-done
+python3 -c '
+import os, shutil
+for i in range(100):
+    os.chdir("d%d" % i)
+    with open("f0", "a") as f: f.write("changed\n")
+    os.unlink("f1")
+    os.rename("f2", "renamed")
+    os.chmod("f3", 0o755)
+    os.link("f4", "hard")
+    os.symlink("f5", "soft")
+    with open("added", "w") as f: f.write("new\n")
+    os.mkdir("empty")
+    with open("f6", "w"): pass
+    shutil.copyfile("f7", "f8")
+    os.chdir("..")
+'
 rm -r d100
 mv d101 moved
 rm -r d102; mkdir d102; echo again > d102/f0
@@ -299,7 +300,7 @@ func TestRunWithAWorkspace(t *testing.T) {
 
 // What the daemon keeps of other sandboxes is no workspace, nor what contains it.
 func TestWorkspaceIsApart(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	for _, dir := range []string{d.DataDir, filepath.Join(d.DataDir, "sandboxes"), filepath.Dir(d.DataDir), d.RuntimeDir} {
 		_, err := d.TryCreate(t.Context(), api.CreateSandbox{Settings: api.Settings{Workspace: workspaceOf(t, dir)}})
 		wantProblem(t, err, api.CodeInvalid, "sandboxd's own")

@@ -351,6 +351,8 @@ func (d *Daemon) environment() []string {
 	env := []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8",
 		"HOME=" + filepath.Dir(d.DataDir), "TMPDIR=" + os.TempDir(), "XDG_RUNTIME_DIR=" + d.RuntimeDir,
+		// Certificates of the host's bundle are parsed at every start; its directory has them all again.
+		"SSL_CERT_DIR=/proc/nowhere",
 	}
 	return append(env, d.options.Env...)
 }

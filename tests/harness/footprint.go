@@ -52,6 +52,13 @@ func newFootprint() *Footprint {
 // down.
 func (d *Daemon) Mark(t testing.TB) {
 	t.Helper()
+	d.mark(t, false)
+}
+
+// mark is Mark. With added it does not look again at the namespaces and the cgroups of processes
+// that it has seen before: a later Mark does.
+func (d *Daemon) mark(t testing.TB, added bool) {
+	t.Helper()
 	roots := []int{d.PID()}
 	var info struct {
 		Launcher int `json:"launcher_pid"`
@@ -62,7 +69,7 @@ func (d *Daemon) Mark(t testing.TB) {
 	if err := d.Call(ctx, http.MethodGet, "/v1/system", nil, &info); err == nil && info.Launcher > 0 {
 		roots = append(roots, info.Launcher)
 	}
-	if err := d.marks.mark(roots); err != nil {
+	if err := d.marks.mark(roots, added); err != nil {
 		t.Fatalf("look at our processes: %v", err)
 	}
 }
@@ -197,7 +204,7 @@ func descendants(table []process, root int) []int {
 	return all
 }
 
-func (f *Footprint) mark(roots []int) error {
+func (f *Footprint) mark(roots []int, added bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	table, err := processTable()
@@ -205,20 +212,22 @@ func (f *Footprint) mark(roots []int) error {
 		return err
 	}
 	marks := map[int]string{}
-	began := uint64(math.MaxUint64) // the first of ours
+	started := map[int]uint64{}
 	for _, p := range table {
-		marks[p.pid] = p.mark
-		if slices.Contains(roots, p.pid) {
-			began = min(began, p.start)
-		}
+		marks[p.pid], started[p.pid] = p.mark, p.start
 	}
+	began := uint64(math.MaxUint64) // the first of those that are looked at
 	seen := map[string]namespace{}
 	ours := map[int]bool{}
 	hosts := namespacesOf(os.Getpid())
 	for _, root := range roots {
 		for _, pid := range descendants(table, root) {
 			ours[pid] = true
+			if known, ok := f.processes[pid]; added && ok && known == marks[pid] {
+				continue
+			}
 			f.processes[pid] = marks[pid]
+			began = min(began, started[pid])
 			for ns, link := range namespacesOf(pid) {
 				if own, ok := hosts[ns]; ok && own != link {
 					seen[link] = namespace{fmt.Sprintf("%d (%s)", pid, marks[pid]), map[int]string{}}
@@ -237,6 +246,11 @@ func (f *Footprint) mark(roots []int) error {
 			if ns, ok := seen[link]; ok {
 				ns.others[p.pid] = p.mark
 			}
+		}
+	}
+	if added {
+		for link, ns := range seen {
+			maps.Copy(ns.others, f.namespaces[link].others)
 		}
 	}
 	maps.Copy(f.namespaces, seen)
@@ -400,7 +414,7 @@ func (d *Daemon) Snapshot(t testing.TB) Snapshot {
 	if launcher > 0 {
 		roots = append(roots, launcher)
 	}
-	if err := f.mark(roots); err != nil {
+	if err := f.mark(roots, false); err != nil {
 		t.Fatal(err)
 	}
 	s := Snapshot{

@@ -1,10 +1,14 @@
 package harness
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // The kernel gives pids and namespace numbers again. A process with a number that was ours is not
@@ -40,5 +44,71 @@ func TestNumbersThatAreUsedAgainAreNotOurs(t *testing.T) {
 		if left := f.left(); (len(left) > 0) != tc.left {
 			t.Errorf("%s: left %v", name, left)
 		}
+	}
+}
+
+// A mark of what was added sees processes that are new, and those that have become another program.
+func TestMarkOfWhatWasAdded(t *testing.T) {
+	testenv.RequireUserNS(t)
+	child := exec.CommandContext(t.Context(), "sh", "-c", "read line; exec unshare --user sleep 600")
+	more, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = child.Process.Kill()
+		_ = child.Wait() // it was killed
+	})
+	pid := child.Process.Pid
+	f := newFootprint()
+	look := func(added bool) {
+		t.Helper()
+		if err := f.mark([]int{os.Getpid()}, added); err != nil {
+			t.Fatal(err)
+		}
+	}
+	Eventually(t, func() error {
+		look(false)
+		if !strings.HasSuffix(f.processes[pid], " sh") {
+			return fmt.Errorf("the child is %q", f.processes[pid])
+		}
+		return nil
+	})
+	if _, err := more.Write([]byte("\n")); err != nil {
+		t.Fatal(err)
+	}
+	Eventually(t, func() error {
+		look(true)
+		if !strings.HasSuffix(f.processes[pid], " sleep") {
+			return fmt.Errorf("the child is %q", f.processes[pid])
+		}
+		return nil
+	})
+	own := namespacesOf(pid)["user"]
+	if _, ok := f.namespaces[own]; !ok {
+		t.Errorf("its namespace %s is not among %v", own, f.namespaces)
+	}
+	ns := f.namespaces[own]
+	ns.others[1] = "a process that was seen in it"
+	second := exec.CommandContext(t.Context(), "nsenter", fmt.Sprintf("--user=/proc/%d/ns/user", pid), "--preserve-credentials", "sleep", "600")
+	if err := second.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = second.Process.Kill()
+		_ = second.Wait() // it was killed
+	})
+	Eventually(t, func() error {
+		look(true)
+		if !strings.HasSuffix(f.processes[second.Process.Pid], " sleep") {
+			return fmt.Errorf("the second child is %q", f.processes[second.Process.Pid])
+		}
+		return nil
+	})
+	if len(f.namespaces[own].others) != 1 {
+		t.Errorf("what was seen in the namespace is forgotten: %+v", f.namespaces[own])
 	}
 }

@@ -28,7 +28,7 @@ func (d *Daemon) Create(t testing.TB, request api.CreateSandbox) *Sandbox {
 		t.Fatalf("create a sandbox: %v", err)
 	}
 	d.deleteAtEnd(t, s)
-	d.Mark(t)
+	d.mark(t, true)
 	return s
 }
 
