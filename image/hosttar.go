@@ -223,17 +223,17 @@ func (t *hostTar) dirs(in *os.Root, rel, name string, depth int) {
 func below(in *os.Root, rel string, f func(dir *os.Root, child string) error) error {
 	dir, err := in.OpenRoot(rel)
 	if err != nil {
-		return nil //nolint:nilerr // see above
+		return nil
 	}
 	defer func() { _ = dir.Close() }()
 	d, err := dir.Open(".")
 	if err != nil {
-		return nil //nolint:nilerr // see above
+		return nil
 	}
 	names, err := d.Readdirnames(-1)
 	_ = d.Close()
 	if err != nil {
-		return nil //nolint:nilerr // see above
+		return nil
 	}
 	slices.Sort(names)
 	for _, name := range names {

@@ -26,7 +26,7 @@ func inline(t *testing.T, socket string, args ...string) cmdtest.Outcome {
 	t.Setenv("SANDBOXD_SOCKET", socket)
 	t.Chdir(t.TempDir())
 	return cmdtest.Inline(t, "", func(_ context.Context, stdin, stdout, stderr *os.File) int {
-		return run(args, cmdline.Deps{Stdin: stdin, Stdout: stdout, Stderr: stderr, Program: os.Executable})
+		return run(args, cmdline.Deps{Stdin: stdin, Stdout: stdout, Stderr: stderr, Program: os.Executable}) //nolint:contextcheck // the command has its own
 	})
 }
 
