@@ -115,7 +115,7 @@ func TestDockerLines(t *testing.T) {
 		t.Errorf("images -q: %q", out)
 	}
 	enforced := d.Create(t, api.CreateSandbox{}).Enforced
-	port := strings.NewReplacer(":8080:", ":"+freePort(t)+":", " 8080:", " "+freePort(t)+":", " 53:53/", " "+freePort(t)+":53/", "ENVFILE", env,
+	port := strings.NewReplacer(":8080:", ":"+freePort(t)+":", " 8080:", " "+freePort(t)+":", " 53:53/", " "+freePort(t)+":53/", "ENVFILE", env, "CONTEXT", ".",
 		" /src:/", " "+dir+"/src:/", "source=/a", "source="+dir+"/a", "src=/a", "src="+dir+"/a")
 	for _, row := range dockerLines(t) {
 		line, refusal := row[0], row[1]
