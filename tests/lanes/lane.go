@@ -184,6 +184,7 @@ var sameForAll = map[string]string{
 	"internal/daemon":    "the uid is logged",
 	"internal/httpapi":   "the uid is compared with that of clients",
 	"internal/service":   "the uid is reported",
+	"netns/gateway":      "its sockets are those of any user, also in a namespace of one",
 	"tests/docs":         "documents are for every user",
 	"tests/pyclient":     "the client has what the API has, which functional tests have as each user",
 	"tests/tsclient":     "as tests/pyclient",
