@@ -50,19 +50,23 @@ func TestNumbersThatAreUsedAgainAreNotOurs(t *testing.T) {
 // A mark of what was added sees processes that are new, and those that have become another program.
 func TestMarkOfWhatWasAdded(t *testing.T) {
 	testenv.RequireUserNS(t)
+	begin := func(cmd *exec.Cmd) (pid int) {
+		t.Helper()
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait() // it was killed
+		})
+		return cmd.Process.Pid
+	}
 	child := exec.CommandContext(t.Context(), "sh", "-c", "read line; exec unshare --user sleep 600")
 	more, err := child.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = child.Process.Kill()
-		_ = child.Wait() // it was killed
-	})
-	pid := child.Process.Pid
+	pid := begin(child)
 	f := newFootprint()
 	look := func(added bool) {
 		t.Helper()
@@ -93,18 +97,11 @@ func TestMarkOfWhatWasAdded(t *testing.T) {
 	}
 	ns := f.namespaces[own]
 	ns.others[1] = "a process that was seen in it"
-	second := exec.CommandContext(t.Context(), "nsenter", fmt.Sprintf("--user=/proc/%d/ns/user", pid), "--preserve-credentials", "sleep", "600")
-	if err := second.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = second.Process.Kill()
-		_ = second.Wait() // it was killed
-	})
+	second := begin(exec.CommandContext(t.Context(), "nsenter", fmt.Sprintf("--user=/proc/%d/ns/user", pid), "--preserve-credentials", "sleep", "600"))
 	Eventually(t, func() error {
 		look(true)
-		if !strings.HasSuffix(f.processes[second.Process.Pid], " sleep") {
-			return fmt.Errorf("the second child is %q", f.processes[second.Process.Pid])
+		if !strings.HasSuffix(f.processes[second], " sleep") {
+			return fmt.Errorf("the second child is %q", f.processes[second])
 		}
 		return nil
 	})

@@ -615,10 +615,10 @@ func (n *Networks) Forget(id string) error {
 	delete(n.logs, id)
 	delete(n.stored, id)
 	n.mu.Unlock()
-	if l == nil && !stored {
-		return nil // most have no network, and their deletion does not pay for it
-	}
 	if l == nil {
+		if !stored {
+			return nil // most have no network, and their deletion does not pay for it
+		}
 		l = newFlowLog(n.opts.Dir, id)
 	}
 	return errors.Join(l.close(), l.remove())
