@@ -368,7 +368,6 @@ func (c *codeContext) setReady() {
 	defer c.mu.Unlock()
 	c.place.Ready = true
 	c.writePlace()
-	c.arm()
 }
 
 // contextExec returns the request for the process of a context.

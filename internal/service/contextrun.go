@@ -391,11 +391,11 @@ func (c *codeContext) finish(run *contextRun) {
 	c.used()
 }
 
-// used begins the idle time anew. It needs mu.
+// used notes the time from which the context is idle. It needs mu. The caller has the turn, whose
+// release starts the idle time.
 func (c *codeContext) used() {
 	c.place.Used = time.Now().UnixNano()
 	c.writePlace()
-	c.arm()
 }
 
 // drain reads to the end of a run whose client has left, and gives the turn back. It does not stop
@@ -567,7 +567,7 @@ func (s *API) installInContext(ctx context.Context, lease *runtime.Lease, c *cod
 	if len(req.Libraries) == 0 {
 		return nil
 	}
-	defer func() { // or a context whose idle time has ended meanwhile would stay
+	defer func() { // a failed run does not end a context that was idle before
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.used()
