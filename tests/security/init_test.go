@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 
@@ -98,6 +99,38 @@ func TestTimeoutEndsOddTrees(t *testing.T) {
 		if now, err := s.Inspect(t.Context()); err != nil || now.State != api.StateRunning {
 			t.Errorf("%s: the sandbox: %+v, %v", profile, now, err)
 		}
+	}
+}
+
+// A process that made itself one that nobody may inspect, has ended and is not waited for is left
+// alone by the timeout of another exec, and with it the sandbox. Linux 6.18.44 refuses init the
+// namespaces of such remains.
+func TestTimeoutSparesRemains(t *testing.T) {
+	testenv.RequireUserNS(t)
+	d := harness.Start(t, harness.Options{})
+	s := d.Create(t, api.CreateSandbox{})
+	path := foe(t, s)
+	s.Sh(t, "setsid "+path+" remains /tmp/remains >/dev/null 2>&1 &")
+	harness.Eventually(t, func() error {
+		got, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"cat", "/tmp/remains"}})
+		if err == nil && got.Stdout != "kept\n" {
+			err = fmt.Errorf("it wrote %q", got.Stdout)
+		}
+		return err
+	})
+	got, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sleep", "1000"}, Timeout: 0.1})
+	if err != nil || !got.Exit.Timeout {
+		t.Errorf("another exec ended with %+v, %v", got, err)
+	}
+	if now, err := s.Inspect(t.Context()); err != nil || now.State != api.StateRunning {
+		t.Fatalf("the sandbox: %+v, %v", now, err)
+	}
+	list, err := d.Client(t).Processes(t.Context(), s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(list, func(p api.Process) bool { return p.State == "Z" }) {
+		t.Errorf("the remains are gone: %+v", list)
 	}
 }
 

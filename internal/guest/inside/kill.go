@@ -1,6 +1,7 @@
 package inside
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"strconv"
@@ -306,29 +307,61 @@ func eachNumber(dir int, f func(n int, name string) bool) error {
 
 // markIn returns the mark of a process. The mark is "" for one that has ended and has not been
 // reaped; errUnreadable is for one that init must not inspect.
-func (s *server) markIn(pid string) (string, error) {
-	mark, err := readMark(s.proc, pid+"/ns/uts")
-	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
-		// The kernel returns the same errno for a process that has just ended.
-		var st unix.Stat_t
-		if err := unix.Fstatat(s.proc, pid+"/stat", &st, 0); err != nil {
-			return "", err
-		}
-		return "", errUnreadable
-	}
-	if !errors.Is(err, unix.ENOENT) {
-		return mark, err
-	}
-	// The first thread has ended. The kernel shows the process while it has others.
-	mark = ""
-	err = s.eachThread(pid, func(tid string) bool {
-		m, err := readMark(s.proc, pid+"/task/"+tid+"/ns/uts")
-		if err == nil {
-			mark = m
-		}
-		return err != nil
+func (s *server) markIn(pid string) (mark string, err error) {
+	err = s.anyThread(pid, func(path string) (err error) {
+		mark, err = readMark(s.proc, path)
+		return err
 	})
 	return mark, err
+}
+
+// anyThread calls read with the path in /proc of a process's UTS namespace, as its first thread has
+// it or, where that has ended, another. It returns nil without success if all have ended.
+func (s *server) anyThread(pid string, read func(path string) error) error {
+	ended, err := s.ofThread(pid, read)
+	if err != nil || !ended {
+		return err
+	}
+	lerr := s.eachThread(pid, func(tid string) bool {
+		ended, err = s.ofThread(pid+"/task/"+tid, read)
+		return ended || gone(err)
+	})
+	if ended || gone(err) {
+		err = nil
+	}
+	return errors.Join(err, lerr)
+}
+
+// ofThread calls read with the path of a thread's UTS namespace, and reports whether the thread has
+// ended and has none any more.
+func (s *server) ofThread(dir string, read func(path string) error) (ended bool, err error) {
+	err = read(dir + "/ns/uts")
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return true, nil
+	case !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EPERM):
+		return false, err
+	}
+	// The kernel returns the same errno for a thread that has just been reaped, and Linux 6.18.44 for
+	// one that has ended and might not be inspected before.
+	fd, err := unix.Openat(s.proc, dir+"/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var buf [128]byte // "1 (name) S", where the name may have brackets
+	n, err := unix.Read(fd, buf[:])
+	if err != nil {
+		return false, err
+	}
+	i := bytes.LastIndexByte(buf[:n], ')')
+	if i < 0 || i+2 >= n {
+		return false, unix.EIO
+	}
+	if state := buf[i+2]; state == 'Z' || state == 'X' {
+		return true, nil
+	}
+	return false, errUnreadable
 }
 
 func readMark(dir int, path string) (string, error) {
@@ -395,20 +428,13 @@ func (s *server) writeScore(score int) { _, _ = unix.Pwrite(s.score, []byte(strc
 func (s *server) utsOf(child int) (fd int, mark string, err error) {
 	pid := strconv.Itoa(child)
 	s.offer(pid)
-	open := func(path string) error {
+	fd = -1
+	err = s.anyThread(pid, func(path string) (err error) {
 		fd, err = unix.Openat(s.proc, path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		return err
-	}
-	if errors.Is(open(pid+"/ns/uts"), unix.ENOENT) {
-		lerr := s.eachThread(pid, func(tid string) bool { return open(pid+"/task/"+tid+"/ns/uts") != nil })
-		if lerr != nil {
-			err = lerr
-		}
-	}
+	})
 	switch {
-	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return -1, "", errUnreadable
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH):
+	case gone(err), err == nil && fd < 0:
 		return -1, "", nil
 	case err != nil:
 		return -1, "", err

@@ -1,9 +1,49 @@
 package inside
 
 import (
+	"strconv"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
+
+// A program that has ended by the time that init looks for its mark has none, also if it had made
+// itself one that nobody may inspect (by dropping privileges, say): it is not refused for that.
+func TestMarkOfWhatHasEnded(t *testing.T) {
+	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(proc) })
+	s := &server{proc: proc, writable: proc}
+	for _, dumpable := range []uintptr{0, 1} {
+		pid, _, errno := unix.RawSyscall(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0)
+		if errno != 0 {
+			t.Fatal(errno)
+		}
+		if pid == 0 { // nothing but system calls is safe in this child
+			_, _, _ = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, dumpable, 0)
+			_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+		}
+		if err := unix.Waitid(unix.P_PID, int(pid), nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+			t.Fatal(err)
+		}
+		fd, mark, err := s.utsOf(int(pid))
+		if fd != -1 || mark != "" || err != nil {
+			t.Errorf("dumpable %d: descriptor %d, mark %q, %v", dumpable, fd, mark, err)
+		}
+		if mark, err := s.markIn(strconv.Itoa(int(pid))); mark != "" || err != nil {
+			t.Errorf("dumpable %d: mark %q, %v", dumpable, mark, err)
+		}
+		if _, err := unix.Wait4(int(pid), nil, 0, nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.markIn(strconv.Itoa(int(pid))); !gone(err) {
+			t.Errorf("dumpable %d, reaped: %v", dumpable, err)
+		}
+	}
+}
 
 // The other execs of a sandbox are not killed because the machine stood still while one was:
 // processes that are found then, in the first round or the next, prove nothing.
