@@ -607,6 +607,9 @@ func (s *server) fork(c *conn, dir int, path string, argv []string, attr *syscal
 		}
 		// Under the lock, so that a process that has ended is not reaped yet.
 		p.uts, p.mark, err = s.utsOf(pid)
+		if gone(err) {
+			err = nil // see markLate
+		}
 		if err != nil && p.whole {
 			p.whole = false
 			_ = unix.Close(p.pidfd)

@@ -29,6 +29,9 @@ import (
 //   - A pid may be reused before it is signalled. A pidfd holds the process, and the mark is read
 //     again when it is open.
 //   - A process whose first thread has ended shows no namespace of its own; its other threads do.
+//     They may end and begin faster than they are read, and hide a process in a round.
+//   - Of a process that made itself undumpable, the kernel no longer tells init when it has ended:
+//     its state does (see [server.thread]).
 //   - A process may have executed a file which its user may execute but not read, and whose owner
 //     has no id in the sandbox. Then even init cannot inspect it (would_dump in fs/exec.c hands it
 //     to the parent user namespace). Such a process is killed with the first exec that is killed;
@@ -38,8 +41,9 @@ import (
 //     than to leave a process after its deadline. The time alone proves nothing, because a machine
 //     may stand still for a second.
 //   - Init may lack a descriptor: a program with init's uid may lower its limit (prlimit), and a
-//     client may have many requests under way. So /proc is open from the start, marks are read
-//     without a descriptor, and a round in which anything failed proves nothing.
+//     client may have many requests under way. So /proc is open from the start, the mark of a
+//     process with a first thread that init may inspect is read without a descriptor, and a round
+//     in which anything failed proves nothing.
 //   - A process may be unkillable for a while (frozen, or waiting for a disk). After ten seconds
 //     and as many rounds as take a second, init ends, and with it the PID namespace: the sandbox
 //     ends, daemon or no daemon. The rounds count because init itself may get no processor.
@@ -54,12 +58,14 @@ const (
 func (s *server) kill(p *process) {
 	begun := time.Now()
 	known := map[int]bool{} // found in the last round
-	for clean, round := 0, 0; clean < 2; round++ {
+	for clean, restless, round := 0, 0, 0; clean < 2; round++ {
 		var late error
 		if p.uts < 0 {
 			late = s.markLate(p)
 		}
-		s.killGroup(p)
+		if late == nil {
+			s.killGroup(p) // what it has started is known by its mark alone
+		}
 		found, vanished, err := s.killMarked(p)
 		err = errors.Join(err, late)
 		elapsed := time.Since(begun)
@@ -70,7 +76,7 @@ func (s *server) kill(p *process) {
 		known = found
 		switch {
 		case err != nil || len(found) > 0:
-			clean = 0
+			clean, restless = 0, 0
 			if err != nil && round >= killRounds && elapsed > killAll || hopeless(fresh, elapsed, round) {
 				_ = unix.Kill(-1, unix.SIGKILL)
 				// With all others gone nothing is left to inspect, whatever init lacks.
@@ -85,10 +91,11 @@ func (s *server) kill(p *process) {
 				s.restoreLimit()
 				<-time.After(killPause)
 			}
-		case vanished && round < 16:
+		case vanished && restless < 16:
 			// A process ended during this round and may have forked before. In a busy sandbox it belongs to
 			// another exec, so this alone must not go on for ever.
 			clean = 0
+			restless++
 		default:
 			clean++
 		}
@@ -175,7 +182,7 @@ func (s *server) killMarked(p *process) (found map[int]bool, vanished bool, err 
 		}
 		// The same mark once more: the process that the pidfd holds is one of the exec.
 		again, merr := s.markIn(name)
-		if merr != nil && !errors.Is(merr, errUnreadable) || merr == nil && again != mark {
+		if merr != nil && !errors.Is(merr, errUnreadable) || merr == nil && (again == "" || again != mark) {
 			if err == nil {
 				_ = unix.Close(pidfd)
 			}
@@ -315,26 +322,40 @@ func (s *server) markIn(pid string) (mark string, err error) {
 	return mark, err
 }
 
-// anyThread calls read with the path in /proc of a process's UTS namespace, as its first thread has
-// it or, where that has ended, another. It returns nil without success if all have ended.
+// anyThread calls read with the path of the UTS namespace of a process's first thread and, where
+// that has ended, of the others, until a call succeeds. It returns nil without one if all threads
+// have ended, and ESRCH if others ended or began meanwhile.
 func (s *server) anyThread(pid string, read func(path string) error) error {
-	ended, err := s.ofThread(pid, read)
+	ended, err := s.thread(pid, read)
 	if err != nil || !ended {
 		return err
 	}
+	others := false
 	lerr := s.eachThread(pid, func(tid string) bool {
-		ended, err = s.ofThread(pid+"/task/"+tid, read)
+		others = others || tid != pid
+		// The first thread once more: another one that executes a program takes its number.
+		ended, err = s.thread(pid+"/task/"+tid, read)
 		return ended || gone(err)
 	})
-	if ended || gone(err) {
-		err = nil
+	switch {
+	case lerr != nil:
+		return lerr
+	case !ended && !gone(err):
+		return err
 	}
-	return errors.Join(err, lerr)
+	var st unix.Stat_t
+	if err := unix.Fstatat(s.proc, pid+"/task", &st, 0); err != nil {
+		return err
+	}
+	if others || st.Nlink > 3 { // two, and one for each thread (proc_task_getattr)
+		return unix.ESRCH
+	}
+	return nil
 }
 
-// ofThread calls read with the path of a thread's UTS namespace, and reports whether the thread has
-// ended and has none any more.
-func (s *server) ofThread(dir string, read func(path string) error) (ended bool, err error) {
+// thread calls read with the path of a thread's UTS namespace, and reports whether the thread has
+// ended or is about to: it runs no program any more.
+func (s *server) thread(dir string, read func(path string) error) (ended bool, err error) {
 	err = read(dir + "/ns/uts")
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -342,23 +363,30 @@ func (s *server) ofThread(dir string, read func(path string) error) (ended bool,
 	case !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EPERM):
 		return false, err
 	}
-	// The kernel returns the same errno for a thread that has just been reaped, and Linux 6.18.44 for
-	// one that has ended and might not be inspected before.
+	// The kernel returns this errno also for a thread that has just been reaped and, since its commit
+	// 31e62c2ebbfd (in 6.18.44), for one that was not dumpable and ends or has ended.
 	fd, err := unix.Openat(s.proc, dir+"/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return false, err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	var buf [128]byte // "1 (name) S", where the name may have brackets
+	var buf [256]byte
 	n, err := unix.Read(fd, buf[:])
 	if err != nil {
 		return false, err
 	}
-	i := bytes.LastIndexByte(buf[:n], ')')
-	if i < 0 || i+2 >= n {
+	// As proc_pid_stat(5): the name may have brackets and spaces.
+	const state, flags = 0, 6
+	fields := bytes.Fields(buf[bytes.LastIndexByte(buf[:n], ')')+1 : n])
+	if len(fields) <= flags+1 {
 		return false, unix.EIO
 	}
-	if state := buf[i+2]; state == 'Z' || state == 'X' {
+	f, err := strconv.ParseUint(string(fields[flags]), 10, 64)
+	if err != nil {
+		return false, unix.EIO
+	}
+	const exiting = 0x4 // PF_EXITING
+	if f&exiting != 0 || fields[state][0] == 'Z' || fields[state][0] == 'X' {
 		return true, nil
 	}
 	return false, errUnreadable
@@ -424,7 +452,7 @@ func (s *server) readScore() int {
 func (s *server) writeScore(score int) { _, _ = unix.Pwrite(s.score, []byte(strconv.Itoa(score)), 0) }
 
 // utsOf opens the UTS namespace of a child that cannot be reaped meanwhile, and returns its mark;
-// -1 and "" if the child has ended.
+// -1 and "" if the child has ended; ESRCH if its threads ended or began meanwhile.
 func (s *server) utsOf(child int) (fd int, mark string, err error) {
 	pid := strconv.Itoa(child)
 	s.offer(pid)
@@ -433,10 +461,7 @@ func (s *server) utsOf(child int) (fd int, mark string, err error) {
 		fd, err = unix.Openat(s.proc, path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		return err
 	})
-	switch {
-	case gone(err), err == nil && fd < 0:
-		return -1, "", nil
-	case err != nil:
+	if err != nil || fd < 0 {
 		return -1, "", err
 	}
 	var st unix.Stat_t
@@ -448,8 +473,8 @@ func (s *server) utsOf(child int) (fd int, mark string, err error) {
 }
 
 // markLate handles a process whose first thread had ended before its mark could be read, while
-// another one was being made. A process that has really ended stays without a mark, and has left
-// nothing to kill. An unreadable one is found without a mark.
+// others ended or began. A process that has really ended stays without a mark, and has left nothing
+// to kill. An unreadable one is found without a mark.
 func (s *server) markLate(p *process) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

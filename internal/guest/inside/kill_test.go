@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A program that has ended by the time that init looks for its mark has none, also if it had made
-// itself one that nobody may inspect (by dropping privileges, say): it is not refused for that.
+// A program that has ended by the time that init looks for its mark has none, also if it was not
+// dumpable (having dropped privileges, say), and is not refused for that. For real root the kernel
+// tells the two apart, so that this can fail for ordinary users alone.
 func TestMarkOfWhatHasEnded(t *testing.T) {
 	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -63,5 +64,43 @@ func TestOthersAreSparedWhereTheMachineStoodStill(t *testing.T) {
 		if got := hopeless(tc.fresh, tc.elapsed, tc.round); got != tc.want {
 			t.Errorf("%+v: %v", tc, got)
 		}
+	}
+}
+
+// A process with several threads is not taken for one that has ended because each of them was gone
+// when it was read.
+func TestThreadsThatComeAndGo(t *testing.T) {
+	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(proc) })
+	s := &server{proc: proc}
+	self := strconv.Itoa(unix.Getpid()) // whose runtime has threads
+	const first = "/ns/uts"
+	for name, read := range map[string]func(path string) error{
+		"all are gone": func(path string) error { return unix.ENOENT },
+		"others are gone in between": func(path string) error {
+			if path == self+first {
+				return unix.ENOENT
+			}
+			return unix.ESRCH
+		},
+	} {
+		if err := s.anyThread(self, read); !gone(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// One that is found is enough.
+	found := ""
+	err = s.anyThread(self, func(path string) error {
+		if path == self+first || path == self+"/task/"+self+first {
+			return unix.ENOENT
+		}
+		found = path
+		return nil
+	})
+	if err != nil || found == "" {
+		t.Errorf("%q, %v", found, err)
 	}
 }

@@ -111,14 +111,19 @@ var foes = map[string]func(args []string) error{
 	},
 	// Starts processes that are hard to find, in each way that the kernel has, says so, and stays.
 	"odd-tree": func([]string) error { return oddTree() },
-	// A process whose first thread has ended.
-	"leaderless": func([]string) error {
+	// A process whose first thread has ended; with an argument an undumpable one.
+	"leaderless": func(args []string) error {
+		if len(args) > 0 {
+			if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+				return err
+			}
+		}
 		go func() { _ = hold() }()
 		goruntime.LockOSThread()
 		_, _, errno := unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
 		return errno
 	},
-	// Keeps the remains of a child that nobody might inspect. The file tells that it has.
+	// Keeps the remains of a child that was not dumpable. It writes the file once the child has ended.
 	"remains": func(args []string) error {
 		pid, _, errno := unix.RawSyscall(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0)
 		if errno != 0 {
@@ -167,6 +172,7 @@ func oddTree() error {
 	}
 	for _, cmd := range []*exec.Cmd{
 		exec.Command("/proc/self/exe", "leaderless"),
+		exec.Command("/proc/self/exe", "leaderless", "undumpable"),
 		exec.Command("/proc/self/exe", "stay"),
 		exec.Command(closed, "stay"),
 	} {
