@@ -101,7 +101,11 @@ func copyIn(t *testing.T, d *harness.Daemon, s *harness.Sandbox, from, to string
 		t.Fatal(err)
 	}
 	defer read.Close()
-	tar := exec.CommandContext(t.Context(), "tar", "-C", from, "--exclude=./test", "--exclude=./api", "--exclude=./doc", "--exclude=./docs", "-cf", "-", ".")
+	args := []string{"-C", from, "-cf", "-"}
+	for _, needless := range []string{"./test", "./api", "./doc", "./docs", "./src/cmd", "testdata", "*_test.go"} {
+		args = append(args, "--exclude="+needless)
+	}
+	tar := exec.CommandContext(t.Context(), "tar", append(args, ".")...)
 	tar.Stdout = write
 	if err := tar.Start(); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -219,6 +220,7 @@ func split(t *testing.T, text string, expand func(string) string) []string {
 }
 
 func TestCommandLines(t *testing.T) {
+	testenv.SameForAll(t)
 	f := start(t)
 	f.images(t)
 	registry := harness.DebianRegistry(t, false)
@@ -274,6 +276,7 @@ func (f *face) runLines(t *testing.T, which, docker string, all []line, expand f
 }
 
 func TestVolumeLines(t *testing.T) {
+	testenv.SameForAll(t)
 	f := start(t)
 	f.images(t)
 	for which, docker := range f.clients(t) {

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // fetchIndex reads a page of the server on port 8080 of a container.
@@ -122,6 +124,7 @@ var networkLines = []line{
 }
 
 func TestNetworkLines(t *testing.T) {
+	testenv.SameForAll(t)
 	f := start(t)
 	f.images(t)
 	for which, docker := range f.clients(t) {

@@ -2,7 +2,10 @@ package harness
 
 import (
 	"archive/tar"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -16,6 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/testtree"
 )
 
 // DebianRoot writes a root file system that has the named Debian packages and all that they depend
@@ -242,30 +246,74 @@ func (d *Daemon) ImportDebian(t testing.TB, reference string, packages ...string
 	d.ImportArchive(t, reference, f)
 }
 
-// DebianArchive writes [DebianRoot] to a file without a name, which goes when it is closed, at the
-// latest when the test ends. It serves several daemons.
+// DebianArchive returns [DebianRoot] in a file, which the caller closes. It serves several daemons.
+// Writing a large one takes seconds, so it is kept for later runs while the packages are the same.
 func DebianArchive(t testing.TB, packages ...string) *os.File {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "root.tar")
-	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
+	// Another format of the archives needs another name here.
+	dir, unlock, err := testtree.Kept(t.Context(), "debian-1-"+sum(packages...))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = f.Close() }) // the test may have closed it
-	if err := os.Remove(file); err != nil {
+	defer unlock()
+	file := filepath.Join(dir, sum(debianVersions(t, packages), fmt.Sprint(alternatives(t)))+".tar.zst")
+	if f, err := os.Open(file); err == nil {
+		return f
+	}
+	others, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
 		t.Fatal(err)
 	}
+	for _, other := range others {
+		if err := os.Remove(other); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := writeDebianArchive(t, file+".new", packages); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(file + ".new")
+	if err == nil {
+		err = os.Rename(file+".new", file)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func writeDebianArchive(t testing.TB, file string, packages []string) (err error) {
+	t.Helper()
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
 	// The daemon keeps a compressed archive as it is. It would compress another one with gzip, which
 	// takes most of the time of a test of a large image.
 	z, err := zstd.NewWriter(f, zstd.WithEncoderLevel(zstd.SpeedFastest))
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	DebianRoot(t, z, packages...)
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
+	return z.Close()
+}
+
+// debianVersions names the packages of [DebianRoot], each with its version.
+func debianVersions(t testing.TB, packages []string) string {
+	t.Helper()
+	args := append([]string{"-W", "-f", "${binary:Package} ${Version}\n"}, debianClosure(t, packages)...)
+	out, err := exec.CommandContext(t.Context(), "dpkg-query", args...).Output()
+	if err != nil {
+		t.Fatalf("dpkg-query -W: %v", err)
 	}
-	return f
+	return string(out)
+}
+
+// sum is a part of the names of files that differ with these texts.
+func sum(texts ...string) string {
+	h := sha256.Sum256([]byte(strings.Join(texts, "\x00")))
+	return hex.EncodeToString(h[:8])
 }
 
 // ImportArchive makes an image of the root file system in an archive.

@@ -173,6 +173,7 @@ var fallbacks = []string{
 // The recorder: the system calls of programs, traced on the host, are allowed by the profiles or
 // known to be dispensable.
 func TestRecordedCallsAreAllowed(t *testing.T) {
+	testenv.SameForAll(t)
 	strace := testenv.RequirePeer(t, "strace")
 	if err := exec.CommandContext(t.Context(), strace, "-qq", "-o", "/dev/null", "true").Run(); err != nil {
 		t.Skipf("strace does not work here: %v", err)

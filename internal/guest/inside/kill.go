@@ -375,18 +375,19 @@ func (s *server) thread(dir string, read func(path string) error) (ended bool, e
 	if err != nil {
 		return false, err
 	}
-	// As proc_pid_stat(5): the name may have brackets and spaces.
-	const state, flags = 0, 6
-	fields := bytes.Fields(buf[bytes.LastIndexByte(buf[:n], ')')+1 : n])
-	if len(fields) <= flags+1 {
-		return false, unix.EIO
+	// As proc_pid_stat(5) says, but that the name may have brackets and spaces.
+	_, text, _ := strings.Cut(string(buf[bytes.LastIndexByte(buf[:n], ')')+1:n]), " ")
+	state := text
+	for range 6 {
+		_, text, _ = strings.Cut(text, " ")
 	}
-	f, err := strconv.ParseUint(string(fields[flags]), 10, 64)
+	text, _, _ = strings.Cut(text, " ")
+	flags, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
 		return false, unix.EIO
 	}
 	const exiting = 0x4 // PF_EXITING
-	if f&exiting != 0 || fields[state][0] == 'Z' || fields[state][0] == 'X' {
+	if flags&exiting != 0 || state[0] == 'Z' || state[0] == 'X' {
 		return true, nil
 	}
 	return false, errUnreadable
