@@ -37,6 +37,8 @@ const (
 	helloTimeout = 60 * time.Second
 	// defaultInterruptGrace is the default of [Options.InterruptGrace].
 	defaultInterruptGrace = 5 * time.Second
+	// interruptAgain is the time between the SIGINTs for a run, where they are repeated.
+	interruptAgain = time.Second
 )
 
 // contexts is the registry of the contexts of all sandboxes.
@@ -104,6 +106,7 @@ type contextRun struct {
 	ready       bool        // the kernel takes a SIGINT as one of this run
 	timer       *time.Timer // nil without timeout
 	grace       *time.Timer // nil until it is interrupted
+	again       *time.Timer // nil until it is interrupted; see [resident.Kernel.Deaf]
 	timeout     bool        // its timeout has ended
 	interrupted bool
 	killed      string // reason why the daemon has killed the process

@@ -7,10 +7,14 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
@@ -429,6 +433,37 @@ func TestInterruptBeforeTheCode(t *testing.T) {
 				if got := summary(runIn(d, c, l.get)); got != l.want {
 					t.Fatal(got)
 				}
+			}
+		})
+	}
+}
+
+// An interpreter that waits for a program, and has passed over an interrupt, is interrupted again,
+// and the context keeps its state. Here the program passes over the first one.
+func TestInterruptIsRepeated(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo") // without a writer
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	program := `sh -c 'trap "trap - INT" INT; echo runs; while :; do read line <>` + fifo + `; done'`
+	for _, l := range []struct{ name, peer, set, waits, get, want string }{
+		{"bash", "bash", "x=1", program, "echo $x", `"1\n" ""`},
+		{"r", "Rscript", "x <- 1", "invisible(system(" + strconv.Quote(program) + "))", "x", `"" "" [[1] 1]*`},
+	} {
+		t.Run(l.name, func(t *testing.T) {
+			testenv.RequirePeer(t, l.peer)
+			d, sb := contextBench(t)
+			c := newContext(d, sb.ID, api.CreateContext{Language: l.name})
+			runIn(d, c, l.set)
+			asked := false
+			streamed(t, d, api.CodeRequest{Code: l.waits}, c, func(e api.CodeEvent) {
+				if e.Type == api.CodeStdout && !asked {
+					asked = true
+					d.Do("POST", "/v1/sandboxes/"+sb.ID+"/contexts/"+c.ID+"/interrupt", nil)
+				}
+			})
+			if got := summary(runIn(d, c, l.get)); got != l.want {
+				t.Error(got)
 			}
 		})
 	}

@@ -305,8 +305,8 @@ func (c *codeContext) bound(run *contextRun, timeout time.Duration) {
 	})
 }
 
-// interrupt sends SIGINT for a run, once, and kills the process if that does not end it. A daemon
-// that stops leaves both to the next one.
+// interrupt sends SIGINT for a run, to some interpreters until it ends, and kills the process if
+// that does not end it. A daemon that stops leaves both to the next one.
 func (c *codeContext) interrupt(run *contextRun, why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -329,9 +329,13 @@ func (c *codeContext) kernelBegan(number uint32) {
 
 // signal sends SIGINT for a run. It needs mu.
 func (c *codeContext) signal(run *contextRun) {
-	if c.place.Sent {
-		return
+	if !c.place.Sent {
+		c.raise(run)
 	}
+}
+
+// raise is signal where one may have been sent before.
+func (c *codeContext) raise(run *contextRun) {
 	x := c.x
 	c.place.Interrupts++
 	// Without the lock: init of a sandbox that is paused does not read. A signal that comes late is
@@ -359,6 +363,16 @@ func (c *codeContext) send(run *contextRun, why string) {
 	} else {
 		c.writePlace() // kernelBegan sends it, or the next daemon
 	}
+	if c.kernel.Deaf {
+		run.again = time.AfterFunc(interruptAgain, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.run == run && c.x == x && c.s.work.Ctx.Err() == nil {
+				c.raise(run)
+				run.again.Reset(interruptAgain)
+			}
+		})
+	}
 	run.grace = time.AfterFunc(cmp.Or(c.s.opts.InterruptGrace, defaultInterruptGrace), func() {
 		c.mu.Lock()
 		due := c.run == run && c.x == x && c.s.work.Ctx.Err() == nil // else the next daemon's
@@ -374,7 +388,7 @@ func (c *codeContext) send(run *contextRun, why string) {
 
 // over makes sure that a run is not interrupted any more. It needs mu.
 func (c *codeContext) over(run *contextRun) {
-	for _, t := range []*time.Timer{run.timer, run.grace} {
+	for _, t := range []*time.Timer{run.timer, run.grace, run.again} {
 		if t != nil {
 			t.Stop()
 		}

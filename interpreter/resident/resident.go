@@ -22,6 +22,9 @@ type Kernel struct {
 	// Begins reports whether the kernel says [KindBegan] in each run. A SIGINT that comes before that
 	// is taken for one of an earlier run.
 	Begins bool
+	// Deaf reports whether the interpreter passes over a SIGINT that comes while it starts a program
+	// and begins to wait for it: it is to be sent again.
+	Deaf bool
 
 	words  bool   // requests are words
 	marker []byte // before each message between output; nil if output comes in frames
@@ -51,11 +54,12 @@ type language struct {
 	onStdin bool   // the main file comes on stdin, behind the key
 	words   bool   // requests are words
 	begins  bool   // see [Kernel.Begins]
+	deaf    bool   // see [Kernel.Deaf]
 }
 
 var languages = []language{
 	{
-		name: "bash", program: "bash", main: "bash.sh", marked: true, words: true,
+		name: "bash", program: "bash", main: "bash.sh", marked: true, words: true, deaf: true,
 		argv: func(int) []string { return []string{"bash", "--noprofile", "--norc", "-c"} },
 	},
 	{
@@ -77,7 +81,7 @@ exec(compile(b, "<sandboxd>", "exec"), {"__name__": "sandboxd"})`, size, size)}
 		},
 	},
 	{
-		name: "r", program: "Rscript", main: "r.R", marked: true, words: true, onStdin: true, mark: "\x01", // R writes no NUL
+		name: "r", program: "Rscript", main: "r.R", marked: true, words: true, deaf: true, onStdin: true, mark: "\x01", // R writes no NUL
 		// R cannot move its descriptors, and its arguments have at most 10,000 bytes.
 		argv: func(size int) []string {
 			return []string{"sh", "-c", `exec Rscript -e "$1" 3<&0 </dev/null`, "sh", fmt.Sprintf(
@@ -123,7 +127,7 @@ func For(name, key string, preload ...string) (Kernel, bool) {
 func (l *language) kernel(key string, preload []string) Kernel {
 	main := source(l.main)
 	if l.marked {
-		k := Kernel{Language: l.name, Program: l.program, Argv: l.argv(len(main)), Begins: l.begins, words: l.words, marker: []byte(cmp.Or(l.mark, "\x00") + key + ":")}
+		k := Kernel{Language: l.name, Program: l.program, Argv: l.argv(len(main)), Begins: l.begins, Deaf: l.deaf, words: l.words, marker: []byte(cmp.Or(l.mark, "\x00") + key + ":")}
 		if l.onStdin {
 			k.Stdin = slices.Concat([]byte(key+"\n"), main)
 		} else {
