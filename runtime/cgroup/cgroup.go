@@ -124,14 +124,11 @@ func Prepare(ctx context.Context, name string, enter func(ctx context.Context) e
 	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // G301: cgroups are readable by all
 		return lacks(fmt.Sprintf("a cgroup cannot be made: %v", err), nil), nil
 	}
-	if !isTop(own) {
-		if err := vacate(own); err != nil {
-			return lacks(fmt.Sprintf("the daemon cannot move into a leaf of its own: %v", err), nil), errors.Join(unix.Rmdir(path), release(own))
-		}
+	if err := handOn(ctx, own); err != nil {
+		return lacks(fmt.Sprintf("the daemon cannot move into a leaf of its own: %v", err), nil), errors.Join(unix.Rmdir(path), release(own))
 	}
-	enable(own)
 	s.Path = path
-	s.Controllers = enable(s.Path)
+	s.Controllers, _ = enable(s.Path)
 	if lacking := without(wanted, s.Controllers); len(lacking) > 0 {
 		s = lacks(fmt.Sprintf("controllers %s are not available in %s", strings.Join(lacking, ", "), own), lacking)
 		if len(without(usual, s.Controllers)) == 0 {
@@ -277,14 +274,42 @@ func release(own string) error {
 	return nil
 }
 
+// The attempts to hand controllers on, and the time between two.
+const (
+	handOnAttempts = 50
+	handOnPause    = 20 * time.Millisecond
+)
+
+// handOn moves every process of own into its leaf, and enables own's controllers for its children.
+// It tries for a second: for a moment the kernel counts processes that were moved, or have ended,
+// among those of own, which keep the controllers off.
+func handOn(ctx context.Context, own string) error {
+	for attempt := 1; ; attempt++ {
+		if !isTop(own) {
+			if err := vacate(own); err != nil {
+				return err
+			}
+		}
+		if _, busy := enable(own); !busy || attempt == handOnAttempts {
+			return nil // what is off is found later
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(handOnPause):
+		}
+	}
+}
+
 // enable turns on each wanted controller of dir for its children, and returns all that are on
-// afterwards.
-func enable(dir string) []string {
+// afterwards. Busy reports whether a process in dir has kept one off.
+func enable(dir string) (on []string, busy bool) {
 	for _, c := range wanted {
 		// One at a time: a controller that cannot be enabled must not keep the others off.
-		_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+c), 0)
+		err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+c), 0)
+		busy = busy || errors.Is(err, unix.EBUSY)
 	}
-	return words(dir, "cgroup.subtree_control")
+	return words(dir, "cgroup.subtree_control"), busy
 }
 
 // words reads a list, sorted; it is empty where the file cannot be read.
