@@ -411,7 +411,7 @@ var Operations = []Operation{
 	},
 	{
 		ID: "interruptContext", Method: "POST", Path: "/v1/sandboxes/{id}/contexts/{context}/interrupt", Tag: "Code runs", Summary: "Interrupt the run of a context",
-		Detail: "Sends SIGINT to the context's process group. A run that does not end within 5 s is killed, and the context restarted; the run's `error` is then `ContextRestarted`. " +
+		Detail: "Sends SIGINT to the context's process group; to bash's and R's again every 3 s while the run goes on. A run that does not end within 5 s is killed, and the context restarted; the run's `error` is then `ContextRestarted`. " +
 			"Without a run nothing happens. The answer does not wait for the end.",
 		Answers: []Answer{ok(variables)},
 	},

@@ -37,8 +37,9 @@ const (
 	helloTimeout = 60 * time.Second
 	// defaultInterruptGrace is the default of [Options.InterruptGrace].
 	defaultInterruptGrace = 5 * time.Second
-	// interruptAgain is the time between the SIGINTs for a run, where they are repeated.
-	interruptAgain = time.Second
+	// interruptAgain is the time between the SIGINTs for a run, where they are repeated. A program that
+	// heeds the first one has it to clean up.
+	interruptAgain = 3 * time.Second
 )
 
 // contexts is the registry of the contexts of all sandboxes.

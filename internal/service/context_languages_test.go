@@ -448,7 +448,7 @@ func TestInterruptIsRepeated(t *testing.T) {
 	program := `sh -c 'trap "trap - INT" INT; echo runs; while :; do read line <>` + fifo + `; done'`
 	for _, l := range []struct{ name, peer, set, waits, get, want string }{
 		{"bash", "bash", "x=1", program, "echo $x", `"1\n" ""`},
-		{"r", "Rscript", "x <- 1", "invisible(system(" + strconv.Quote(program) + "))", "x", `"" "" [[1] 1]*`},
+		{"r", "Rscript", "x <- 1", "invisible(system(" + strconv.Quote("exec "+program) + "))", "x", `"" "" [[1] 1]*`},
 	} {
 		t.Run(l.name, func(t *testing.T) {
 			testenv.RequirePeer(t, l.peer)

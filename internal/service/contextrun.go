@@ -334,7 +334,7 @@ func (c *codeContext) signal(run *contextRun) {
 	}
 }
 
-// raise is signal where one may have been sent before.
+// raise sends SIGINT for a run and counts it. It needs mu.
 func (c *codeContext) raise(run *contextRun) {
 	x := c.x
 	c.place.Interrupts++
@@ -367,7 +367,8 @@ func (c *codeContext) send(run *contextRun, why string) {
 		run.again = time.AfterFunc(interruptAgain, func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			if c.run == run && c.x == x && c.s.work.Ctx.Err() == nil {
+			// Nothing is queued behind the kill, which a sandbox that is paused reads when it goes on.
+			if c.run == run && c.x == x && run.killed == "" && c.s.work.Ctx.Err() == nil {
 				c.raise(run)
 				run.again.Reset(interruptAgain)
 			}

@@ -84,6 +84,7 @@ __sbx_run() { # RUN INTERRUPTS CODE [NAME=VALUE]... ., with escapes of printf's 
 	else
 		__sbx_eval || __sbx_status=$?
 	fi
+	trap __sbx_int INT # the run's own may end the kernel
 	__sbx_busy= __sbx_seen=$__sbx_ints
 	__sbx_settle
 	[[ -n $__sbx_code ]] && __sbx_status=$__sbx_code
@@ -94,7 +95,9 @@ __sbx_run() { # RUN INTERRUPTS CODE [NAME=VALUE]... ., with escapes of printf's 
 		__sbx_say x "$__sbx_number" '{"name":"KeyboardInterrupt","value":""}'
 	fi
 	printf '\0%s:s %d 0\n' "$__sbx_key" "$__sbx_number" >&$__sbx_err
-	__sbx_say d "$__sbx_number" "{\"ok\":$( ((__sbx_status)) && builtin echo false || builtin echo true),\"count\":$__sbx_count,\"code\":$__sbx_status}"
+	local __sbx_ok=true # no subshell, which a late interrupt would end
+	((__sbx_status)) && __sbx_ok=false
+	__sbx_say d "$__sbx_number" "{\"ok\":$__sbx_ok,\"count\":$__sbx_count,\"code\":$__sbx_status}"
 }
 
 shopt -s extglob

@@ -22,8 +22,8 @@ type Kernel struct {
 	// Begins reports whether the kernel says [KindBegan] in each run. A SIGINT that comes before that
 	// is taken for one of an earlier run.
 	Begins bool
-	// Deaf reports whether the interpreter passes over a SIGINT that comes while it starts a program
-	// and begins to wait for it: it is to be sent again.
+	// Deaf reports whether the interpreter loses a SIGINT while it starts a program and begins to wait
+	// for that. The signal is to be sent again.
 	Deaf bool
 
 	words  bool   // requests are words

@@ -125,6 +125,9 @@ func Prepare(ctx context.Context, name string, enter func(ctx context.Context) e
 		return lacks(fmt.Sprintf("a cgroup cannot be made: %v", err), nil), nil
 	}
 	if err := handOn(ctx, own); err != nil {
+		if ctx.Err() != nil {
+			return Subtree{}, errors.Join(err, unix.Rmdir(path), release(own))
+		}
 		return lacks(fmt.Sprintf("the daemon cannot move into a leaf of its own: %v", err), nil), errors.Join(unix.Rmdir(path), release(own))
 	}
 	s.Path = path
@@ -286,7 +289,7 @@ const (
 func handOn(ctx context.Context, own string) error {
 	for attempt := 1; ; attempt++ {
 		if !isTop(own) {
-			if err := vacate(own); err != nil {
+			if err := vacate(own); err != nil && attempt == 1 {
 				return err
 			}
 		}

@@ -69,12 +69,20 @@ func vacate(t *testing.T) string {
 	if err := os.Mkdir(leaf, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for pid := range strings.FieldsSeq(read(t, own, "cgroup.procs")) {
-		write(t, leaf, "cgroup.procs", pid)
-	}
-	for _, c := range controllers {
-		write(t, own, "cgroup.subtree_control", "+"+c)
-	}
+	// The kernel counts a process in own for a moment after it was moved or has ended.
+	harness.Eventually(t, func() error {
+		for pid := range strings.FieldsSeq(read(t, own, "cgroup.procs")) {
+			if err := os.WriteFile(filepath.Join(leaf, "cgroup.procs"), []byte(pid), 0); err != nil && !errors.Is(err, unix.ESRCH) {
+				return err
+			}
+		}
+		for _, c := range controllers {
+			if err := os.WriteFile(filepath.Join(own, "cgroup.subtree_control"), []byte("+"+c), 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	return own
 }
 
@@ -215,13 +223,6 @@ func read(t *testing.T, dir, file string) string {
 		t.Fatal(err)
 	}
 	return strings.TrimSpace(string(data))
-}
-
-func write(t *testing.T, dir, file, text string) {
-	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // number reads one value of a file: the whole of it, or that of a key.

@@ -178,6 +178,7 @@ func (s *server) killMarked(p *process) (found map[int]bool, vanished bool, err 
 		}
 		pidfd, err := unix.PidfdOpen(pid, 0)
 		if errors.Is(err, unix.ESRCH) {
+			vanished = true
 			return true
 		}
 		// The same mark once more: the process that the pidfd holds is one of the exec.
@@ -484,7 +485,9 @@ func (s *server) markLate(p *process) error {
 	}
 	fd, mark, err := s.utsOf(p.pid)
 	if err == nil {
+		p.mu.Lock() // for markOf
 		p.uts, p.mark = fd, mark
+		p.mu.Unlock()
 	}
 	if errors.Is(err, errUnreadable) {
 		return nil
