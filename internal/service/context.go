@@ -107,7 +107,7 @@ type contextRun struct {
 	ready       bool        // the kernel takes a SIGINT as one of this run
 	timer       *time.Timer // nil without timeout
 	grace       *time.Timer // nil until it is interrupted
-	again       *time.Timer // nil until it is interrupted; see [resident.Kernel.Deaf]
+	again       *time.Timer // nil until it is interrupted, and where the signal is not repeated
 	timeout     bool        // its timeout has ended
 	interrupted bool
 	killed      string // reason why the daemon has killed the process

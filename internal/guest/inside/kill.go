@@ -1,7 +1,6 @@
 package inside
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"strconv"
@@ -366,29 +365,16 @@ func (s *server) thread(dir string, read func(path string) error) (ended bool, e
 	}
 	// The kernel returns this errno also for a thread that has just been reaped and, since its commit
 	// 31e62c2ebbfd (in 6.18.44), for one that was not dumpable and ends or has ended.
-	fd, err := unix.Openat(s.proc, dir+"/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	stat, err := readSmall(s.proc, dir+"/stat", 4096)
 	if err != nil {
 		return false, err
 	}
-	defer func() { _ = unix.Close(fd) }()
-	var buf [256]byte
-	n, err := unix.Read(fd, buf[:])
+	_, state, number, err := parseStat(stat)
 	if err != nil {
 		return false, err
 	}
-	// As proc_pid_stat(5) says, but that the name may have brackets and spaces.
-	_, text, _ := strings.Cut(string(buf[bytes.LastIndexByte(buf[:n], ')')+1:n]), " ")
-	state := text
-	for range 6 {
-		_, text, _ = strings.Cut(text, " ")
-	}
-	text, _, _ = strings.Cut(text, " ")
-	flags, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		return false, unix.EIO
-	}
-	const exiting = 0x4 // PF_EXITING
-	if flags&exiting != 0 || state[0] == 'Z' || state[0] == 'X' {
+	const flags, exiting = 9, 0x4 // PF_EXITING
+	if number(flags)&exiting != 0 || state == "Z" || state == "X" {
 		return true, nil
 	}
 	return false, errUnreadable

@@ -166,21 +166,12 @@ func (s *server) describe(name string, since time.Duration) (d description, argv
 	if err != nil {
 		return d, nil, err
 	}
-	// The name, in parentheses, may hold any byte.
-	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
-	if open < 0 || end < open {
-		return d, nil, unix.EINVAL
+	comm, state, number, err := parseStat(stat)
+	if err != nil {
+		return d, nil, err
 	}
-	d.Name = strings.ToValidUTF8(string(stat[open+1:end]), "?")
-	fields := strings.Fields(string(stat[end+1:])) // the first one is the third of proc(5)
-	if len(fields) < 22 {
-		return d, nil, unix.EINVAL
-	}
-	number := func(field int) int64 {
-		n, _ := strconv.ParseInt(fields[field-3], 10, 64) // the kernel writes numbers
-		return n
-	}
-	d.State = fields[0]
+	d.Name = strings.ToValidUTF8(comm, "?")
+	d.State = state
 	d.PPID = int(number(4))
 	d.CPU = (number(14) + number(15)) * int64(clockTick)
 	d.Age = max(0, int64(since)-number(22)*int64(clockTick))
@@ -208,6 +199,25 @@ func (s *server) describe(name string, since time.Duration) (d description, argv
 		argv = strings.Split(string(line), "\x00")
 	}
 	return d, argv, nil
+}
+
+// parseStat returns name, state and further fields, by their numbers in proc_pid_stat(5), of a
+// process or thread.
+func parseStat(stat []byte) (comm, state string, number func(field int) int64, err error) {
+	// The name, in parentheses, may hold any byte.
+	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
+	if open < 0 || end < open {
+		return "", "", nil, unix.EINVAL
+	}
+	fields := strings.Fields(string(stat[end+1:])) // the first one is the third
+	if len(fields) < 22 {
+		return "", "", nil, unix.EINVAL
+	}
+	number = func(field int) int64 {
+		n, _ := strconv.ParseInt(fields[field-3], 10, 64) // the kernel writes numbers
+		return n
+	}
+	return string(stat[open+1 : end]), fields[0], number, nil
 }
 
 // readSmall reads the beginning of a file of /proc.
