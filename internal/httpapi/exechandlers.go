@@ -251,6 +251,9 @@ func untilHungUp(parent context.Context) (ctx context.Context, resume func()) {
 		_ = raw.Read(func(fd uintptr) bool { // ends with its deadline otherwise
 			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}} //nolint:gosec // a descriptor
 			n, err := unix.Poll(fds, 0)
+			for errors.Is(err, unix.EINTR) { // the poller does not report a hang-up twice
+				n, err = unix.Poll(fds, 0)
+			}
 			gone = err == nil && n > 0
 			return gone
 		})

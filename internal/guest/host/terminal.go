@@ -202,8 +202,12 @@ func duplicate(f *os.File) (int, error) {
 // ready reports, without waiting, whether a file can be read or written, or never will be.
 func ready(fd int, events int16) bool {
 	p := []unix.PollFd{{Fd: int32(fd), Events: events}} //nolint:gosec // descriptors are small
-	n, err := unix.Poll(p, 0)
-	return n != 0 || err != nil && !errors.Is(err, unix.EINTR)
+	for {
+		n, err := unix.Poll(p, 0)
+		if !errors.Is(err, unix.EINTR) { // of which n, -1, says nothing
+			return n != 0
+		}
+	}
 }
 
 // Write writes to the process's stdin, which is not nil. Its write deadline holds while the process
