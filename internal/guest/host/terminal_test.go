@@ -1,6 +1,7 @@
 package host
 
 import (
+	"errors"
 	goruntime "runtime"
 	"testing"
 
@@ -18,9 +19,10 @@ func TestReadyAmongSignals(t *testing.T) {
 	t.Cleanup(func() { unixmsg.CloseAll(p[:]) })
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
-	tid, stop, stopped := unix.Gettid(), make(chan struct{}), make(chan struct{})
+	tid, begun, stop, stopped := unix.Gettid(), make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
+		close(begun)
 		for {
 			select {
 			case <-stop:
@@ -32,7 +34,11 @@ func TestReadyAmongSignals(t *testing.T) {
 	}()
 	defer func() { close(stop); <-stopped }()
 
-	for range 20_000 {
+	<-begun
+	for interrupted, calls := 0, 0; interrupted < 20 && calls < 2_000_000; calls++ {
+		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(p[0]), Events: unix.POLLIN}}, 0); errors.Is(err, unix.EINTR) { //nolint:gosec // descriptors are small
+			interrupted++ // and so every other call, by chance
+		}
 		if ready(p[0], unix.POLLIN) {
 			t.Fatal("an empty pipe can be read")
 		}
