@@ -131,6 +131,9 @@ type NetworkBudget struct {
 type PortMapping struct {
 	Address  string `json:"address,omitempty"` // of the host; default 127.0.0.1; none of a Unix socket
 	HostPort uint16 `json:"host_port"`         // 0: one that is free, or a Unix socket
+	// Chosen is set in answers if the request left the host's port open. It stays the same for as long
+	// as no other program has it when the sandbox, or the daemon, starts again.
+	Chosen bool `json:"chosen,omitempty"`
 	// Socket is the path of a Unix socket, which only the daemon's user can open. It lies in the
 	// directory ports of the daemon's runtime directory: a request may have the file's name alone.
 	Socket   string `json:"socket,omitempty"`

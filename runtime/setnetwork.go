@@ -17,8 +17,8 @@ func (s *Supervisor) SetNetwork(ref string, edit func(rec *Record) (api.Network,
 	})
 }
 
-// Amend changes the network and the restart policy on the record of a sandbox of any state, like
-// [Supervisor.SetNetwork].
+// Amend changes the network, the published ports and the restart policy on the record of a sandbox
+// of any state, like [Supervisor.SetNetwork].
 func (s *Supervisor) Amend(ref string, edit func(rec *Record) error) (rec Record, was api.Network, err error) {
 	s.mu.Lock()
 	if s.closed {
@@ -61,7 +61,7 @@ func (s *Supervisor) Amend(ref string, edit func(rec *Record) error) (rec Record
 	if err != nil {
 		return Record{}, was, fmt.Errorf("change the record of sandbox %s: %w", rec.Name, err)
 	}
-	sb.rec.Network, sb.rec.Restart, sb.rec.Unjoined = rec.Network, rec.Restart, rec.Unjoined
+	sb.rec.Network, sb.rec.Ports, sb.rec.Restart, sb.rec.Unjoined = rec.Network, rec.Ports, rec.Restart, rec.Unjoined
 	s.tell(sb, api.Event{Action: api.ActionUpdated})
 	return sb.rec.clone(), was, nil
 }

@@ -115,7 +115,11 @@ func (s *core) startAgain(ctx context.Context, rec *runtime.Record) (err error) 
 		return err // it was stopped or deleted concurrently
 	}
 	defer lease.End()
-	if err := s.networks.Connect(ctx, lease, nil); err != nil {
+	ports, err := s.networks.Connect(ctx, lease, nil)
+	if err == nil {
+		err = s.recordPorts(rec, ports)
+	}
+	if err != nil {
 		return errors.Join(err, lease.Kill(ctx, "it could not be given its network: "+err.Error()))
 	}
 	err = s.startMain(ctx, rec)

@@ -30,7 +30,7 @@ func (s *core) connect(ctx context.Context, rec *runtime.Record, ports *network.
 		return errors.Join(err, ports.Close())
 	}
 	defer lease.End()
-	if err := s.networks.Connect(ctx, lease, ports); err != nil {
+	if _, err := s.networks.Connect(ctx, lease, ports); err != nil { // the record has the ports
 		return err
 	}
 	s.publishPorts(rec)
@@ -60,11 +60,29 @@ func (s *core) adoptNetworks() {
 				return
 			}
 			defer lease.End()
-			if err := s.networks.Connect(s.work.Ctx, lease, nil); err != nil && s.work.Ctx.Err() == nil {
+			ports, err := s.networks.Connect(s.work.Ctx, lease, nil)
+			if err != nil && s.work.Ctx.Err() == nil {
 				s.log.Warn("a running sandbox has no network until it is started again", "id", rec.ID, "error", err)
+			}
+			if err := s.recordPorts(&rec, ports); err != nil && s.work.Ctx.Err() == nil {
+				s.log.Warn("the record of a running sandbox has ports of its last daemon", "id", rec.ID, "error", err)
 			}
 		})
 	}
+}
+
+// recordPorts puts the ports that [network.Networks.Connect] has bound into the record, if one was
+// chosen anew.
+func (s *core) recordPorts(rec *runtime.Record, ports []api.PortMapping) error {
+	if len(ports) == 0 || slices.Equal(ports, rec.Ports) {
+		return nil
+	}
+	rec.Ports = ports
+	_, _, err := s.supervisor.Amend(rec.ID, func(rec *runtime.Record) error {
+		rec.Ports = ports
+		return nil
+	})
+	return err
 }
 
 // checkNetwork returns the network that a request asks for, with defaults filled in. For a shared

@@ -7,7 +7,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -95,7 +97,7 @@ func TestServersInSandboxesAreReached(t *testing.T) {
 
 	// At the host, and at no other address of it.
 	inspect, err := s.Inspect(t.Context())
-	if err != nil || len(inspect.Ports) != 1 || inspect.Ports[0].HostPort == 0 || inspect.Ports[0].Address != "127.0.0.1" {
+	if err != nil || len(inspect.Ports) != 1 || inspect.Ports[0].HostPort == 0 || inspect.Ports[0].Address != "127.0.0.1" || !inspect.Ports[0].Chosen {
 		t.Fatalf("%+v, %v", inspect.Ports, err)
 	}
 	at := fmt.Sprintf("127.0.0.1:%d", inspect.Ports[0].HostPort)
@@ -122,10 +124,22 @@ func TestServersInSandboxesAreReached(t *testing.T) {
 		t.Errorf("a port that is taken: %v", err)
 	}
 	s.MustTurn(t, "stop", api.StopSandbox{}, api.StateStopped)
-	if text, err := get(); err == nil {
+	if text, err := get(); err == nil && strings.Contains(text, "/here") {
 		t.Errorf("a stopped sandbox's port answers %q", text)
 	}
-	s.MustTurn(t, "start", api.StartSandbox{}, api.StateRunning)
+	// A port that was not asked for is another one if a program has taken it meanwhile.
+	taken, err := net.Listen("tcp", at)
+	if err == nil {
+		defer taken.Close()
+	} else if !errors.Is(err, syscall.EADDRINUSE) {
+		t.Fatal(err)
+	}
+	shown := s.MustTurn(t, "start", api.StartSandbox{}, api.StateRunning)
+	now, err := s.Inspect(t.Context())
+	if err != nil || len(now.Ports) != 1 || now.Ports[0].HostPort == inspect.Ports[0].HostPort || !slices.Equal(now.Ports, shown.Ports) {
+		t.Fatalf("%+v, %+v, %v", now.Ports, shown.Ports, err)
+	}
+	at = fmt.Sprintf("127.0.0.1:%d", now.Ports[0].HostPort)
 	harness.Eventually(t, func() error {
 		text, err := get()
 		if err == nil && !strings.Contains(text, "/here") {

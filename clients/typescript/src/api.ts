@@ -1858,6 +1858,11 @@ export interface PortMapping {
   /** 0: one that is free, or a Unix socket */
   host_port: number
   /**
+   * Chosen is set in answers if the request left the host's port open. It stays the same for as
+   * long as no other program has it when the sandbox, or the daemon, starts again.
+   */
+  chosen?: boolean
+  /**
    * Socket is the path of a Unix socket, which only the daemon's user can open. It lies in the
    * directory ports of the daemon's runtime directory: a request may have the file's name alone.
    */

@@ -302,21 +302,22 @@ func budget(b api.NetworkBudget) gateway.Budget {
 
 // Connect has the gateway serve a running sandbox, if it has a network, and forwards its published
 // ports. It takes over the given ports; if ports is nil, it binds those of the record. The lease is
-// of the life that begins; a second call in one life does nothing. The caller ends the lease.
-func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Published) error {
+// of the life that begins; a second call in one life does nothing. The caller ends the lease, and
+// puts the mappings, if there are any, into the record: see [api.PortMapping.Chosen].
+func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Published) ([]api.PortMapping, error) {
 	rec := &lease.Record
 	if !rec.HasGateway() {
 		if len(rec.Ports) > 0 { // it has left its networks since it was created
-			return class.Mark(class.ErrState, fmt.Errorf("sandbox %s publishes ports, for which it needs a network", rec.Name))
+			return nil, class.Mark(class.ErrState, fmt.Errorf("sandbox %s publishes ports, for which it needs a network", rec.Name))
 		}
-		return nil
+		return nil, nil
 	}
 	id := rec.ID
 	n.mu.Lock()
 	before := n.lives[id]
 	if before != nil && !before.over {
 		n.mu.Unlock()
-		return nil
+		return nil, nil
 	}
 	l := &life{tenant: rec.Tenant, secrets: rec.Network.Secrets, policy: parse(n.outside(rec.Tenant, rec.Network))}
 	l.changing.Lock()
@@ -332,7 +333,7 @@ func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Pub
 	l.changing.Unlock()
 	if err != nil {
 		n.end(ctx, id, l)
-		return fmt.Errorf("connect sandbox %s to its network: %w", rec.Name, err)
+		return nil, fmt.Errorf("connect sandbox %s to its network: %w", rec.Name, err)
 	}
 	stop := n.forward(ctx, id, l, ports)
 	// The callback may neither block nor call the supervisor. A start that follows sees at once that
@@ -347,7 +348,7 @@ func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Pub
 			n.work.Go(func() { n.end(context.WithoutCancel(ctx), id, l) })
 		}
 	})
-	return nil
+	return ports.Mappings(), nil
 }
 
 // open binds the ports, unless they are given, and has the gateway serve the sandbox. On error no

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -102,8 +103,18 @@ func placeOf(m *api.PortMapping) string {
 	return net.JoinHostPort(m.Address, strconv.Itoa(int(m.HostPort)))
 }
 
-// bind binds one port, and fills in the number that the kernel has chosen.
+// bind binds one port, and fills in the number that the kernel has chosen. One that it chose before
+// and that is taken by now is chosen anew.
 func (n *Networks) bind(ctx context.Context, m *api.PortMapping) (bound, error) {
+	b, err := n.bindTo(ctx, m)
+	if m.Chosen && m.HostPort != 0 && errors.Is(err, syscall.EADDRINUSE) {
+		m.HostPort = 0
+		return n.bindTo(ctx, m)
+	}
+	return b, err
+}
+
+func (n *Networks) bindTo(ctx context.Context, m *api.PortMapping) (bound, error) {
 	switch {
 	case m.Socket != "":
 		l, err := n.doors.listen(ctx, filepath.Base(m.Socket))
@@ -147,6 +158,7 @@ func (n *Networks) CheckPorts(tenant string, net api.Network, ports []api.PortMa
 	for i := range ports {
 		m := &ports[i]
 		m.Protocol = cmp.Or(m.Protocol, "tcp")
+		m.Chosen = m.Socket == "" && m.HostPort == 0
 		var err error
 		switch {
 		case m.Port == 0:

@@ -38,6 +38,7 @@ func TestCheckPorts(t *testing.T) {
 		"UDP":                           {"", full, api.PortMapping{Port: 53, HostPort: 5353, Protocol: "udp"}, true},
 		"another protocol":              {"", full, api.PortMapping{Port: 80, Protocol: "sctp"}, false},
 		"a name":                        {"", full, api.PortMapping{Port: 80, Address: "localhost"}, false},
+		"no choice of the client's":     {"", full, api.PortMapping{Port: 80, HostPort: 8080, Chosen: true}, true},
 		"a tenant's":                    {"1002", full, api.PortMapping{Port: 80, HostPort: 8080}, true},
 		"a tenant's UDP":                {"1002", full, api.PortMapping{Port: 53, HostPort: 5353, Protocol: "udp"}, true},
 		"a tenant's privileged one":     {"1002", full, api.PortMapping{Port: 80, HostPort: 80}, false},
@@ -60,6 +61,9 @@ func TestCheckPorts(t *testing.T) {
 		got, err := n.CheckPorts(tt.tenant, tt.net, []api.PortMapping{tt.port})
 		if tt.ok != (err == nil) || err != nil && !errors.Is(err, class.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil && got[0].Chosen != (tt.port.HostPort == 0 && tt.port.Socket == "") {
+			t.Errorf("%s: %+v", name, got)
 		}
 		if err == nil && (got[0].Protocol == "" || (got[0].Address == "") == (got[0].Socket == "") || tt.port.Socket != "" && got[0].Socket != filepath.Join(n.opts.PortDir, filepath.Base(tt.port.Socket))) {
 			t.Errorf("%s: %+v", name, got)
@@ -92,6 +96,19 @@ func TestPublishedPortsAreAllBoundOrNone(t *testing.T) {
 			}
 			number := free.Mappings()[0].HostPort
 			if err := free.Close(); err != nil {
+				t.Fatal(err)
+			}
+			moved, err := n.Publish(t.Context(), []api.PortMapping{
+				{Port: 80, Address: at, HostPort: number, Protocol: protocol, Chosen: true},
+				{Port: 81, Address: at, HostPort: taken, Protocol: protocol, Chosen: true},
+			})
+			if err != nil {
+				t.Fatalf("a port that was chosen before and is taken: %v", err)
+			}
+			if m := moved.Mappings(); m[0].HostPort != number || m[1].HostPort == taken || m[1].HostPort == 0 || !m[1].Chosen {
+				t.Errorf("%+v, of which only %d was taken", m, taken)
+			}
+			if err := moved.Close(); err != nil {
 				t.Fatal(err)
 			}
 			_, err = n.Publish(t.Context(), []api.PortMapping{
