@@ -26,7 +26,7 @@ type attackedServers struct {
 
 func openAttackedServers(ctx context.Context) (*attackedServers, error) {
 	n := new(attackedServers)
-	for _, at := range []struct{ network, address string }{{"tcp4", "127.0.0.1:0"}, {"unix", "@"}} { // of the kernel's choice
+	for _, at := range []struct{ network, address string }{{"tcp4", "127.0.0.1:0"}, {"unix", ""}} { // of the kernel's choice
 		l, err := new(net.ListenConfig).Listen(ctx, at.network, at.address)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("start a server to attack: %w", err), n.Close())

@@ -149,11 +149,19 @@ func TestRecordOfAnAttackedNetworkIsJudged(t *testing.T) {
 	}
 }
 
-// The servers that attacks look for answer, and attacks are told where they are.
+// The servers that attacks look for answer, and attacks are told where they are. Those of others,
+// who attack at the same time, are elsewhere.
 func TestAttackedServersAnswer(t *testing.T) {
 	s, err := openAttackedServers(t.Context())
 	if err != nil {
 		t.Fatal(err)
+	}
+	other, err := openAttackedServers(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Close(); err != nil {
+		t.Error(err)
 	}
 	for i, l := range s.servers {
 		c, err := new(net.Dialer).DialContext(t.Context(), l.Addr().Network(), l.Addr().String())
