@@ -48,6 +48,7 @@ func (f *face) served(t *testing.T, address string) {
 // Debian's docker-compose starts a web server and its database, in networks and with a volume. It
 // finds them as they are when it is run again, and leaves nothing.
 func TestComposeUpAndDown(t *testing.T) {
+	testenv.SameForAll(t)
 	f := start(t)
 	f.images(t)
 	python := testenv.RequirePeer(t, "python3")

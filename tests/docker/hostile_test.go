@@ -20,6 +20,7 @@ import (
 // Each request asks for power over the host, for something of the daemon's own, or makes no sense.
 // All are refused in the form of Docker's errors, and leave no container.
 func TestHostileRequests(t *testing.T) {
+	testenv.SameForAll(t)
 	f := start(t)
 	f.images(t)
 	outside := t.TempDir()

@@ -348,6 +348,7 @@ func (m *crowdModel) answer(w http.ResponseWriter, r *http.Request) {
 // Sixty-four runs work at the same time: no model answer is given before all of them have asked
 // for their turn, so that runs which waited for others to end would never end.
 func TestManyAgentRunsWorkTogether(t *testing.T) {
+	testenv.SameForAll(t)
 	crowdRuns(t, newCrowdModel(true))
 }
 

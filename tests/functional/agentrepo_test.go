@@ -103,6 +103,7 @@ func TestAgentRunOnARepository(t *testing.T) {
 
 // What changes on the host during a run is not undone by the patch.
 func TestAgentRunOnAChangingRepository(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	dir := t.TempDir()
 	inDir(t, dir, "echo a > a; echo b > b; mkdir .vscode; echo t > .vscode/tasks.json")

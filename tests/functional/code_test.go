@@ -31,6 +31,7 @@ func noCodeLeft(t *testing.T, s *harness.Sandbox) {
 }
 
 func TestCode(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Env: []string{"PYTHONPATH=/nowhere", "KEPT=yes"}})
 	for _, c := range []struct {

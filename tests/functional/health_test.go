@@ -204,6 +204,7 @@ func TestHealthChecksAreNoUse(t *testing.T) {
 // A check that floods, forks without end, refuses to die or cannot be started costs its own sandbox
 // only, and is killed with all that it has started.
 func TestHostileHealthChecks(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	other := d.Create(t, api.CreateSandbox{})
 	for name, tt := range map[string]struct {

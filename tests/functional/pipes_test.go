@@ -131,6 +131,7 @@ func TestOutputInto(t *testing.T) {
 
 // stdin is the command's with -i, and empty otherwise.
 func TestInputOfCommands(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	large := bytes.Repeat([]byte("0123456789abcdef"), 100000)
@@ -170,6 +171,7 @@ func TestInputOfCommands(t *testing.T) {
 
 // A program whose reader has gone away ends, as with a pipe of the host, and nothing is left of it.
 func TestOutputIntoClosedPipe(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	cmd := command(t, d.Socket, nil, s, "while :; do echo x; done")
@@ -274,6 +276,7 @@ func throughProxy(t *testing.T, d *harness.Daemon) string {
 
 // Over a proxy the output comes in frames, and nothing is started twice.
 func TestOutputOverProxy(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	socket := throughProxy(t, d)
@@ -298,6 +301,7 @@ func TestOutputOverProxy(t *testing.T) {
 
 // A terminal as stdout gets the bytes, though the program has none.
 func TestOutputOnTerminal(t *testing.T) {
+	testenv.SameForAll(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	master, slave := openPTY(t)

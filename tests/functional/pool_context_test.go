@@ -21,6 +21,7 @@ func furnished(t *testing.T, d *harness.Daemon) {
 // The interpreter that waited in a parked sandbox is, to its code, one that was started for the
 // context. In a sandbox that is claimed with other properties, or used before, another is started.
 func TestParkedInterpreterIsLikeANewOne(t *testing.T) {
+	testenv.SameForAll(t)
 	testenv.RequirePeer(t, "python3")
 	d := startWith(t, harness.Options{Args: []string{"--pool", "host=2,context=python+decimal+platform"}})
 	cold := start(t)

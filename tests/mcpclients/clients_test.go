@@ -177,6 +177,7 @@ func TestDaemonWithMCPEndsWhenIdle(t *testing.T) {
 
 // A client that is killed leaves nothing behind, over stdio at once.
 func TestKilledClientLeavesNothing(t *testing.T) {
+	testenv.SameForAll(t)
 	d := serve(t)
 	out, err := node(t, packages(t), []string{"NETWORK=none", "LEAVE=yes"}, append([]string{"client.mjs", "stdio"}, arguments(t, d)...)...)
 	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != -1 || !strings.Contains(out, "left ") {

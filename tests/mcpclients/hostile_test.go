@@ -295,6 +295,7 @@ func TestDaemonIsReplaced(t *testing.T) {
 
 // Over HTTP a request needs the token, comes from no web page, and is bounded.
 func TestHTTPIsGuarded(t *testing.T) {
+	testenv.SameForAll(t)
 	d := serve(t)
 	f := listen(t, d)
 	const hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`

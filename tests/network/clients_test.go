@@ -53,25 +53,25 @@ func TestClients(t *testing.T) {
 
 // The same clients work where the gateway reads their requests. They trust what the sandbox does.
 func TestInspectedClients(t *testing.T) {
-	inspectedClients(t, func(name string) bool { return !large[name] })
+	inspectedClients(t, []string{"root", "ordinary"}, func(name string) bool { return !large[name] })
 }
 
 // Large transfers work where the gateway reads requests. They have a test of their own: an emulated
 // machine encrypts some hundred kilobytes in a second.
 func TestInspectedTransfers(t *testing.T) {
-	inspectedClients(t, func(name string) bool { return large[name] })
+	inspectedClients(t, alike(), func(name string) bool { return large[name] })
 }
 
 var large = map[string]bool{"https-download": true, "https-upload": true}
 
-func inspectedClients(t *testing.T, chosen func(name string) bool) {
+func inspectedClients(t *testing.T, users []string, chosen func(name string) bool) {
 	t.Helper()
 	ops := slices.DeleteFunc(clientOps(), func(o op.Op) bool {
 		tls := strings.HasPrefix(o.Name, "https-") || strings.HasPrefix(o.Name, "http2")
 		// Where requests are read, a path that servers read differently is refused.
 		return !tls || o.Name == "https-odd-path" || !chosen(o.Name)
 	})
-	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+	with(t, users, func(t *testing.T, w *world, d *harness.Daemon) {
 		t.Helper()
 		site(t, w, nil)
 		s := connected(t, d, "default", allowedInspected)

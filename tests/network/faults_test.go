@@ -294,7 +294,7 @@ func TestDeletedSandboxLeavesNothing(t *testing.T) {
 
 // Servers and resolvers that fail are told from refusals, and what works again is used again.
 func TestUpstreamFails(t *testing.T) {
-	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+	with(t, alike(), func(t *testing.T, w *world, d *harness.Daemon) {
 		t.Helper()
 		ca := site(t, w, nil)
 		var fails atomic.Bool

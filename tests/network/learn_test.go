@@ -11,7 +11,7 @@ import (
 
 // A policy that was learned from a run allows another run of the program, and nothing else.
 func TestLearnedFromARun(t *testing.T) {
-	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+	with(t, alike(), func(t *testing.T, w *world, d *harness.Daemon) {
 		t.Helper()
 		site(t, w, nil)
 		dir, err := os.MkdirTemp("/tmp", "sandboxd-learn") //nolint:usetesting // other users cannot search t.TempDir

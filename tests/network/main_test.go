@@ -52,8 +52,23 @@ func internet(t *testing.T) *world {
 // each runs a test with a daemon of each user.
 func each(t *testing.T, test func(t *testing.T, w *world, d *harness.Daemon)) {
 	t.Helper()
+	with(t, []string{"root", "ordinary"}, test)
+}
+
+// alike returns the users with whose daemons a test runs that takes programs, requests and budgets
+// through a gateway: in the gate an ordinary user alone, as with [testenv.SameForAll]. Root's
+// gateway differs in what confines it, which is for the tests of attacks, clients and faults.
+func alike() []string {
+	if testenv.Soaking() {
+		return []string{"root", "ordinary"}
+	}
+	return []string{"ordinary"}
+}
+
+func with(t *testing.T, users []string, test func(t *testing.T, w *world, d *harness.Daemon)) {
+	t.Helper()
 	w := internet(t)
-	for _, who := range []string{"root", "ordinary"} {
+	for _, who := range users {
 		t.Run(who, func(t *testing.T) {
 			test(t, w, shared(t, w, who))
 		})

@@ -82,7 +82,7 @@ func modes(t *testing.T, d *harness.Daemon) map[string]string {
 // whether or not the gateway reads their requests.
 func TestPrograms(t *testing.T) {
 	files := packages(t)
-	each(t, func(t *testing.T, w *world, d *harness.Daemon) {
+	with(t, alike(), func(t *testing.T, w *world, d *harness.Daemon) {
 		t.Helper()
 		ca := site(t, w, files)
 		for mode, policy := range modes(t, d) {

@@ -26,7 +26,7 @@ func TestBudgetsOfRules(t *testing.T) {
 	}
 	free := get(siteAddr+":80", "site.test")
 	free.Before = []string{"site.test"}
-	for _, who := range []string{"root", "ordinary"} {
+	for _, who := range alike() {
 		t.Run(who, func(t *testing.T) {
 			site(t, w, nil)
 			d := harness.Start(t, options(t, w, who))
