@@ -40,6 +40,7 @@ type fakeSandbox struct {
 	gone     bool                                      // answers like a daemon whose sandbox has ended
 	missing  map[string]bool                           // programs that the "image" lacks
 	onExec   func(api.ExecRequest)                     // called before each exec
+	held     bool                                      // an exec waits until its client hangs up
 	exec     func(api.ExecRequest, io.Writer) api.Exit // replaces the programs
 	read     func() io.ReadCloser                      // replaces the files
 	entries  []api.FileEntry                           // replaces the lists
@@ -222,6 +223,9 @@ func (s *fakeSandbox) run(ctx context.Context, req api.ExecRequest, stdout, stde
 	}
 	if s.onExec != nil {
 		s.onExec(req)
+	}
+	if s.held {
+		<-ctx.Done()
 	}
 	if s.exec != nil {
 		return &client.End{Exit: s.exec(req, stdout)}, nil

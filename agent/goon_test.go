@@ -178,7 +178,7 @@ func TestInterruptWhileItIsSetUpKeepsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	opts, sandbox, _ := newRun(t)
 	opts.KeepInterrupted = func(error) bool { return true }
-	sandbox.onExec = func(api.ExecRequest) { cancel(errors.New("interrupt")) }
+	sandbox.onExec, sandbox.held = func(api.ExecRequest) { cancel(errors.New("interrupt")) }, true
 	if res, err := Run(ctx, opts); err == nil || res.Kept != "" || sandbox.deleted != 1 {
 		t.Errorf("%+v, %v, deleted %d times", res, err, sandbox.deleted)
 	}

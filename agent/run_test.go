@@ -383,7 +383,7 @@ func TestInterrupt(t *testing.T) {
 	t.Run("while it is set up", func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		opts, sandbox, _ := newRun(t)
-		sandbox.onExec = func(api.ExecRequest) { cancel(why) }
+		sandbox.onExec, sandbox.held = func(api.ExecRequest) { cancel(why) }, true
 		res, err := Run(ctx, opts)
 		if !errors.Is(err, why) || sandbox.deleted != 1 || res.ExitReason != ExitInterrupted {
 			t.Errorf("%+v, %v, deleted %d times", res, err, sandbox.deleted)

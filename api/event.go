@@ -28,7 +28,7 @@ const (
 	ActionStarted    EventAction = "started"       // sandbox: again; exec
 	ActionPaused     EventAction = "paused"        // sandbox
 	ActionResumed    EventAction = "resumed"       // sandbox
-	ActionUpdated    EventAction = "updated"       // sandbox: limits, labels, timeouts or network
+	ActionUpdated    EventAction = "updated"       // sandbox: limits, labels, timeouts, network or published ports
 	ActionRenamed    EventAction = "renamed"       // sandbox
 	ActionForked     EventAction = "forked"        // sandbox: each fork has an event of its own creation, too
 	ActionRolledBack EventAction = "rolled_back"   // sandbox

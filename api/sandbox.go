@@ -131,8 +131,9 @@ type NetworkBudget struct {
 type PortMapping struct {
 	Address  string `json:"address,omitempty"` // of the host; default 127.0.0.1; none of a Unix socket
 	HostPort uint16 `json:"host_port"`         // 0: one that is free, or a Unix socket
-	// Chosen is set in answers if the request left the host's port open. It stays the same for as long
-	// as no other program has it when the sandbox, or the daemon, starts again.
+	// Chosen is true in answers if the request has named no host port. The daemon keeps the one that it
+	// has chosen, unless another program has it when the sandbox or the daemon starts again. Requests
+	// need not set it: it is ignored.
 	Chosen bool `json:"chosen,omitempty"`
 	// Socket is the path of a Unix socket, which only the daemon's user can open. It lies in the
 	// directory ports of the daemon's runtime directory: a request may have the file's name alone.

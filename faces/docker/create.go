@@ -691,7 +691,11 @@ func requestOf(sb *api.Sandbox) *container.CreateRequest {
 		if req.HostConfig.PortBindings == nil {
 			req.HostConfig.PortBindings = network.PortMap{}
 		}
-		req.HostConfig.PortBindings[port] = append(req.HostConfig.PortBindings[port], network.PortBinding{HostIP: at, HostPort: strconv.Itoa(int(p.HostPort))})
+		number := ""
+		if !p.Chosen {
+			number = strconv.Itoa(int(p.HostPort))
+		}
+		req.HostConfig.PortBindings[port] = append(req.HostConfig.PortBindings[port], network.PortBinding{HostIP: at, HostPort: number})
 	}
 	return req
 }

@@ -149,8 +149,8 @@ func TestRecordOfAnAttackedNetworkIsJudged(t *testing.T) {
 	}
 }
 
-// The servers that attacks look for answer, and attacks are told where they are. Those of others,
-// who attack at the same time, are elsewhere.
+// The servers that attacks look for answer, and attacks are told where they are. Servers of
+// concurrent attacks have other addresses.
 func TestAttackedServersAnswer(t *testing.T) {
 	s, err := openAttackedServers(t.Context())
 	if err != nil {

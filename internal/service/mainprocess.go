@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/service/class"
@@ -117,7 +118,7 @@ func (s *core) startAgain(ctx context.Context, rec *runtime.Record) (err error) 
 	defer lease.End()
 	ports, err := s.networks.Connect(ctx, lease, nil)
 	if err == nil {
-		err = s.recordPorts(rec, ports)
+		_, err = s.recordPorts(lease, rec, ports)
 	}
 	if err != nil {
 		return errors.Join(err, lease.Kill(ctx, "it could not be given its network: "+err.Error()))
@@ -142,7 +143,12 @@ func (s *core) startMissing() {
 			continue
 		}
 		s.work.Go(func() {
-			if err := s.startAgain(s.work.Ctx, &rec); err != nil && !errors.Is(err, class.ErrStopping) {
+			was := rec.Ports
+			err := s.startAgain(s.work.Ctx, &rec)
+			if !slices.Equal(was, rec.Ports) {
+				s.publishPorts(&rec)
+			}
+			if err != nil && !errors.Is(err, class.ErrStopping) {
 				s.log.Warn("a main process that should run could not be started", "id", rec.ID, "error", err)
 				s.considerRestart(rec.ID, false)
 			}

@@ -64,25 +64,31 @@ func (s *core) adoptNetworks() {
 			if err != nil && s.work.Ctx.Err() == nil {
 				s.log.Warn("a running sandbox has no network until it is started again", "id", rec.ID, "error", err)
 			}
-			if err := s.recordPorts(&rec, ports); err != nil && s.work.Ctx.Err() == nil {
-				s.log.Warn("the record of a running sandbox has ports of its last daemon", "id", rec.ID, "error", err)
+			moved, err := s.recordPorts(lease, &rec, ports)
+			if err != nil && s.work.Ctx.Err() == nil {
+				s.log.Warn("record the published ports of a running sandbox", "id", rec.ID, "error", err)
+			}
+			if moved {
+				s.publishPorts(&rec)
 			}
 		})
 	}
 }
 
-// recordPorts puts the ports that [network.Networks.Connect] has bound into the record, if one was
-// chosen anew.
-func (s *core) recordPorts(rec *runtime.Record, ports []api.PortMapping) error {
-	if len(ports) == 0 || slices.Equal(ports, rec.Ports) {
-		return nil
+// recordPorts puts the ports that [network.Networks.Connect] has bound for a lease into the record,
+// and reports whether one was chosen anew.
+func (s *core) recordPorts(lease *runtime.Lease, rec *runtime.Record, ports []api.PortMapping) (moved bool, err error) {
+	if len(ports) == 0 || slices.Equal(ports, lease.Record.Ports) {
+		return false, nil
 	}
 	rec.Ports = ports
-	_, _, err := s.supervisor.Amend(rec.ID, func(rec *runtime.Record) error {
-		rec.Ports = ports
+	_, _, err = s.supervisor.Amend(rec.ID, func(now *runtime.Record) error {
+		if now.Life == lease.Record.Life { // else these are closed, and those of the next life bound
+			now.Ports = ports
+		}
 		return nil
 	})
-	return err
+	return err == nil, err
 }
 
 // checkNetwork returns the network that a request asks for, with defaults filled in. For a shared

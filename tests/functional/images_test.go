@@ -308,7 +308,6 @@ func TestKilledRemovalIsFinished(t *testing.T) {
 
 // --verify finds a changed byte in a blob and in a tree, and a file that is missing.
 func TestVerifyFindsDamage(t *testing.T) {
-	testenv.SameForAll(t)
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
 	reference := registry.Push(t, "team/app:1", twoLayers(t, "intact"))

@@ -148,3 +148,33 @@ func TestServersInSandboxesAreReached(t *testing.T) {
 		return err
 	})
 }
+
+// A port that was not asked for moves also if a program takes it while no daemon runs. The sandbox
+// goes on.
+func TestChosenPortMovesWithTheDaemon(t *testing.T) {
+	testenv.SameForAll(t)
+	d := harness.Start(t, harness.Options{})
+	s := d.Create(t, api.CreateSandbox{Network: api.Network{Mode: api.NetworkFull}, Ports: []api.PortMapping{{Port: 8000}}})
+	d.Kill9(t)
+	taken, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", s.Ports[0].HostPort))
+	if err == nil {
+		defer taken.Close()
+	} else if !errors.Is(err, syscall.EADDRINUSE) {
+		t.Fatal(err)
+	}
+	d.Launch(t)
+	harness.Eventually(t, func() error {
+		now, err := s.Inspect(t.Context())
+		if err != nil {
+			return err
+		}
+		if len(now.Ports) != 1 || now.Ports[0].HostPort == s.Ports[0].HostPort || now.PID != s.PID {
+			return fmt.Errorf("it has the ports %+v and pid %d, and had %+v and %d", now.Ports, now.PID, s.Ports, s.PID)
+		}
+		c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", now.Ports[0].HostPort))
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	})
+}

@@ -55,16 +55,16 @@ func each(t *testing.T, test func(t *testing.T, w *world, d *harness.Daemon)) {
 	with(t, []string{"root", "ordinary"}, test)
 }
 
-// alike returns the users with whose daemons a test runs that takes programs, requests and budgets
-// through a gateway: in the gate an ordinary user alone, as with [testenv.SameForAll]. Root's
-// gateway differs in what confines it, which is for the tests of attacks, clients and faults.
+// alike returns the users with whose daemons a test runs that does not depend on how the gateway is
+// confined: an ordinary one alone where [testenv.SameForAll] would skip the test for root.
 func alike() []string {
-	if testenv.Soaking() {
+	if os.Getenv(testenv.SecondVariable) == "" {
 		return []string{"root", "ordinary"}
 	}
 	return []string{"ordinary"}
 }
 
+// with runs a test with the daemon of each of these users.
 func with(t *testing.T, users []string, test func(t *testing.T, w *world, d *harness.Daemon)) {
 	t.Helper()
 	w := internet(t)

@@ -1858,8 +1858,9 @@ export interface PortMapping {
   /** 0: one that is free, or a Unix socket */
   host_port: number
   /**
-   * Chosen is set in answers if the request left the host's port open. It stays the same for as
-   * long as no other program has it when the sandbox, or the daemon, starts again.
+   * Chosen is true in answers if the request has named no host port. The daemon keeps the one that
+   * it has chosen, unless another program has it when the sandbox or the daemon starts again.
+   * Requests need not set it: it is ignored.
    */
   chosen?: boolean
   /**

@@ -204,7 +204,7 @@ func ready(fd int, events int16) bool {
 	p := []unix.PollFd{{Fd: int32(fd), Events: events}} //nolint:gosec // descriptors are small
 	for {
 		n, err := unix.Poll(p, 0)
-		if !errors.Is(err, unix.EINTR) { // of which n, -1, says nothing
+		if !errors.Is(err, unix.EINTR) { // with which n is -1 and says nothing of the file
 			return n != 0
 		}
 	}

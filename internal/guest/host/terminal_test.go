@@ -10,7 +10,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
-// A signal during the question says nothing about the file. The Go runtime sends itself some.
+// A signal during poll(2) says nothing about the file. The Go runtime sends itself some.
 func TestReadyAmongSignals(t *testing.T) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
@@ -36,8 +36,8 @@ func TestReadyAmongSignals(t *testing.T) {
 
 	<-begun
 	for interrupted, calls := 0, 0; interrupted < 20 && calls < 2_000_000; calls++ {
-		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(p[0]), Events: unix.POLLIN}}, 0); errors.Is(err, unix.EINTR) { //nolint:gosec // descriptors are small
-			interrupted++ // and so every other call, by chance
+		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(p[0]), Events: unix.POLLIN}}, 0); errors.Is(err, unix.EINTR) {
+			interrupted++ // as those of ready are, as often
 		}
 		if ready(p[0], unix.POLLIN) {
 			t.Fatal("an empty pipe can be read")

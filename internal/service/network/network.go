@@ -307,17 +307,18 @@ func budget(b api.NetworkBudget) gateway.Budget {
 func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Published) ([]api.PortMapping, error) {
 	rec := &lease.Record
 	if !rec.HasGateway() {
+		err := ports.Close()
 		if len(rec.Ports) > 0 { // it has left its networks since it was created
 			return nil, class.Mark(class.ErrState, fmt.Errorf("sandbox %s publishes ports, for which it needs a network", rec.Name))
 		}
-		return nil, nil
+		return nil, err
 	}
 	id := rec.ID
 	n.mu.Lock()
 	before := n.lives[id]
 	if before != nil && !before.over {
 		n.mu.Unlock()
-		return nil, nil
+		return nil, ports.Close()
 	}
 	l := &life{tenant: rec.Tenant, secrets: rec.Network.Secrets, policy: parse(n.outside(rec.Tenant, rec.Network))}
 	l.changing.Lock()

@@ -66,8 +66,11 @@ func (b bound) Close() error {
 // Mappings returns the ports with the numbers that the kernel has chosen.
 func (p *Published) Mappings() []api.PortMapping { return p.ports }
 
-// Close unbinds the ports. Connections that were accepted go on.
+// Close unbinds the ports. Connections that were accepted go on. P may be nil.
 func (p *Published) Close() error {
+	if p == nil {
+		return nil
+	}
 	var errs []error
 	for _, b := range p.bound {
 		errs = append(errs, b.Close())
@@ -103,8 +106,8 @@ func placeOf(m *api.PortMapping) string {
 	return net.JoinHostPort(m.Address, strconv.Itoa(int(m.HostPort)))
 }
 
-// bind binds one port, and fills in the number that the kernel has chosen. One that it chose before
-// and that is taken by now is chosen anew.
+// bind binds one port, and fills in the number that the kernel has chosen. If one that it chose for
+// an earlier start is taken, it chooses another.
 func (n *Networks) bind(ctx context.Context, m *api.PortMapping) (bound, error) {
 	b, err := n.bindTo(ctx, m)
 	if m.Chosen && m.HostPort != 0 && errors.Is(err, syscall.EADDRINUSE) {
