@@ -89,7 +89,7 @@ func newWorld(t testing.TB, doc string, change ...func(*Options, *limits)) *worl
 		t.Fatal(err)
 	}
 	w := &world{
-		t: t, events: make(chan Event, 100000), clock: newClock(), hosts: make(map[string][]netip.Addr), servers: make(map[netip.AddrPort]string),
+		t: t, events: make(chan Event, 20_000), clock: newClock(), hosts: make(map[string][]netip.Addr), servers: make(map[netip.AddrPort]string),
 		listeners: make(map[netip.AddrPort]string), dsts: make(map[uint16]netip.AddrPort),
 	}
 	opts := Options{
