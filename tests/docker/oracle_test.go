@@ -242,10 +242,29 @@ func (d *daemon) send(ctx context.Context, a *ask, archive []byte) answer {
 	default:
 		out["body"] = d.document(data)
 	}
+	if list, ok := out["body"].([]any); ok && strings.HasPrefix(a.request, "GET /events?") {
+		out["body"] = pausedOnce(list)
+	}
 	if list, ok := out["body"].([]any); ok && a.unsort {
 		slices.SortFunc(list, byName)
 	}
 	return out
+}
+
+// pausedOnce leaves out the events of a pause that dockerd tells twice: on a busy machine it hears
+// of the pause from containerd when the container already goes on, and takes that for another one.
+func pausedOnce(list []any) []any {
+	seen := map[any]bool{}
+	return slices.DeleteFunc(list, func(e any) bool {
+		event, ok := e.(map[string]any)
+		if !ok {
+			return false
+		}
+		action := event["Action"]
+		again := seen[action] && (action == "pause" || action == "unpause")
+		seen[action] = true
+		return again
+	})
 }
 
 // byName compares entries of a list by the field that has their name.
