@@ -101,8 +101,8 @@ func TestTypeScriptOverHTTP(t *testing.T) {
 	noSnapshots(t, d.Client(t))
 }
 
-// server returns the process that has made a socket, once it accepts connections. It is another than
-// one that was killed, whose end takes a moment.
+// server returns the process that has made a socket, once it accepts connections. One that was
+// killed does so for a moment, and does not count.
 func server(t *testing.T, socket string, killed int) (pid int) {
 	t.Helper()
 	harness.Eventually(t, func() error {

@@ -37,7 +37,7 @@ func TestReadyAmongSignals(t *testing.T) {
 	<-begun
 	for interrupted, calls := 0, 0; interrupted < 20 && calls < 2_000_000; calls++ {
 		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(p[0]), Events: unix.POLLIN}}, 0); errors.Is(err, unix.EINTR) {
-			interrupted++ // as those of ready are, as often
+			interrupted++ // as often as the calls of ready
 		}
 		if ready(p[0], unix.POLLIN) {
 			t.Fatal("an empty pipe can be read")
