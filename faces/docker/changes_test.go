@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"fmt"
 	"net/http"
 	"reflect"
 	"strings"
@@ -32,6 +33,17 @@ func TestChanges(t *testing.T) {
 		if _, err := changesOf([]string{bad}); err == nil || statusOf(err) != http.StatusBadRequest || !strings.Contains(err.Error(), text) {
 			t.Errorf("%s: %v, want %q", bad, err, text)
 		}
+	}
+}
+
+// A container made of the request of another does not get the port that was chosen for that one.
+func TestRequestOfPorts(t *testing.T) {
+	req := requestOf(&api.Sandbox{Ports: []api.PortMapping{
+		{Address: "127.0.0.1", HostPort: 8080, Port: 80, Protocol: "tcp"}, {Address: "127.0.0.1", HostPort: 40001, Port: 81, Protocol: "tcp", Chosen: true},
+	}})
+	got := fmt.Sprint(req.HostConfig.PortBindings)
+	if want := "map[80/tcp:[{127.0.0.1 8080}] 81/tcp:[{127.0.0.1 }]]"; got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }
 

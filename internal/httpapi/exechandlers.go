@@ -250,12 +250,13 @@ func untilHungUp(parent context.Context) (ctx context.Context, resume func()) {
 		gone := false
 		_ = raw.Read(func(fd uintptr) bool { // ends with its deadline otherwise
 			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}} //nolint:gosec // a descriptor
-			n, err := unix.Poll(fds, 0)
-			for errors.Is(err, unix.EINTR) { // the poller does not report a hang-up twice
-				n, err = unix.Poll(fds, 0)
+			for {
+				n, err := unix.Poll(fds, 0)
+				if !errors.Is(err, unix.EINTR) { // the poller does not report a hang-up twice
+					gone = err == nil && n > 0
+					return gone
+				}
 			}
-			gone = err == nil && n > 0
-			return gone
 		})
 		if gone {
 			cancel(errClientGone)

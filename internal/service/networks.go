@@ -81,14 +81,17 @@ func (s *core) recordPorts(lease *runtime.Lease, rec *runtime.Record, ports []ap
 	if len(ports) == 0 || slices.Equal(ports, lease.Record.Ports) {
 		return false, nil
 	}
-	rec.Ports = ports
 	_, _, err = s.supervisor.Amend(rec.ID, func(now *runtime.Record) error {
-		if now.Life == lease.Record.Life { // else these are closed, and those of the next life bound
+		if moved = now.Life == lease.Record.Life; moved { // else these are closed, and those of the next life bound
 			now.Ports = ports
 		}
 		return nil
 	})
-	return err == nil, err
+	if err != nil || !moved {
+		return false, err
+	}
+	rec.Ports = ports
+	return true, nil
 }
 
 // checkNetwork returns the network that a request asks for, with defaults filled in. For a shared

@@ -242,7 +242,7 @@ func (d *daemon) send(ctx context.Context, a *ask, archive []byte) answer {
 	default:
 		out["body"] = d.document(data)
 	}
-	if list, ok := out["body"].([]any); ok && strings.HasPrefix(a.request, "GET /events?") {
+	if list, ok := out["body"].([]any); ok && d.name == "dockerd" && strings.HasPrefix(a.request, "GET /events?") {
 		out["body"] = pausedOnce(list)
 	}
 	if list, ok := out["body"].([]any); ok && a.unsort {

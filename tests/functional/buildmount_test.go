@@ -151,7 +151,6 @@ func TestBuildBindsAreReadOnly(t *testing.T) {
 // The next build finds the files that a RUN has left in a cache, also of another Dockerfile and
 // after a failure. Other ids and steps without it do not. Caches are counted, and pruned.
 func TestBuildCaches(t *testing.T) {
-	testenv.SameForAll(t)
 	d := harness.Start(t, harness.Options{})
 	base := mountBase(t, "test/mounts:cache")
 	build := func(dockerfile string) (string, error) {

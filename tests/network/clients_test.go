@@ -53,7 +53,7 @@ func TestClients(t *testing.T) {
 
 // The same clients work where the gateway reads their requests. They trust what the sandbox does.
 func TestInspectedClients(t *testing.T) {
-	inspectedClients(t, []string{"root", "ordinary"}, func(name string) bool { return !large[name] })
+	inspectedClients(t, both, func(name string) bool { return !large[name] })
 }
 
 // Large transfers work where the gateway reads requests. They have a test of their own: an emulated

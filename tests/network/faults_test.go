@@ -196,7 +196,7 @@ func TestGatewayIsKilledAtRandom(t *testing.T) {
 // whose programs wait meanwhile.
 func TestDaemonIsKilled(t *testing.T) {
 	w := internet(t)
-	for _, who := range []string{"root", "ordinary"} {
+	for _, who := range both {
 		t.Run(who, func(t *testing.T) {
 			ca := site(t, w, nil)
 			came := holding(t, w)

@@ -49,17 +49,20 @@ func internet(t *testing.T) *world {
 	return common.world
 }
 
+// both are the users whose daemons the tests have.
+var both = []string{"root", "ordinary"}
+
 // each runs a test with a daemon of each user.
 func each(t *testing.T, test func(t *testing.T, w *world, d *harness.Daemon)) {
 	t.Helper()
-	with(t, []string{"root", "ordinary"}, test)
+	with(t, both, test)
 }
 
 // alike returns the users with whose daemons a test runs that does not depend on how the gateway is
 // confined: an ordinary one alone where [testenv.SameForAll] would skip the test for root.
 func alike() []string {
 	if os.Getenv(testenv.SecondVariable) == "" {
-		return []string{"root", "ordinary"}
+		return both
 	}
 	return []string{"ordinary"}
 }

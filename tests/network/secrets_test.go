@@ -32,7 +32,7 @@ rules:
 // selects. The sandbox never has it: neither its environment nor its files, its memory, its record.
 func TestSecretsStayOutside(t *testing.T) {
 	w := internet(t)
-	for _, who := range []string{"root", "ordinary"} {
+	for _, who := range both {
 		t.Run(who, func(t *testing.T) {
 			secret, stored, newer := "s"+rand.Text(), "s"+rand.Text(), "s"+rand.Text()
 			answer := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {

@@ -309,7 +309,7 @@ func (n *Networks) Connect(ctx context.Context, lease *runtime.Lease, ports *Pub
 	if !rec.HasGateway() {
 		err := ports.Close()
 		if len(rec.Ports) > 0 { // it has left its networks since it was created
-			return nil, class.Mark(class.ErrState, fmt.Errorf("sandbox %s publishes ports, for which it needs a network", rec.Name))
+			err = errors.Join(class.Mark(class.ErrState, fmt.Errorf("sandbox %s publishes ports, for which it needs a network", rec.Name)), err)
 		}
 		return nil, err
 	}
