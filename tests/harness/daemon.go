@@ -163,7 +163,7 @@ func Start(t testing.TB, options Options) *Daemon {
 		}
 		// Where all of it is removed together when everything has run: removed inodes cost whoever needs
 		// new ones next, see scratch of tests/lanes.
-		if os.Getenv("SANDBOXD_TEST_DISPOSABLE") != "" {
+		if os.Getenv("SANDBOXD_TEST_DISPOSABLE") == filepath.Dir(dir) {
 			return
 		}
 		if err := RemoveAll(dir); err != nil {

@@ -514,7 +514,7 @@ func runLane(ctx context.Context, o options, l *lane, places places, packages []
 		env[len(env)-1] += "," + more
 	}
 	if !inMemory && !o.soak { // else the files of all daemons of a soak run would stay until its end
-		env = append(env, "SANDBOXD_TEST_DISPOSABLE=yes")
+		env = append(env, "SANDBOXD_TEST_DISPOSABLE="+tmp)
 	}
 	for _, v := range os.Environ() { // how long tests/faults goes on, and with which choices
 		if strings.HasPrefix(v, "SANDBOXD_FAULT_") || strings.HasPrefix(v, "SANDBOXD_AGENT_FAULT_") {
